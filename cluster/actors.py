@@ -1,0 +1,74 @@
+"""WorkerActor: one rank as a Ray actor. Ray places, starts and restarts it; nothing else.
+
+Requests, tokens and KV never pass through Ray: the rank listens on a gRPC port of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+
+from core import log
+from core.codec import Codec
+from core.config import RankSpec
+from core.errors import OperatorError
+from core.wire import RankInfo
+from worker.host import RankHost
+
+T = TypeVar("T")
+
+
+class Described(msgspec.Struct, frozen=True, kw_only=True):
+    """What an actor says of itself: its rank's info, or why there is no rank."""
+
+    info: RankInfo | None = None
+    problem: str = ""
+
+
+def described_codec() -> Codec[Described]:
+    """Between the actor and the driver; Ray only carries the bytes."""
+    return Codec(Described)
+
+
+class WorkerActor:
+    """Starts its rank at the first ``describe``, so that a restarted actor comes back whole.
+
+    A dead step loop ends the process: Ray then starts another, with a new incarnation.
+    """
+
+    def __init__(self, spec: bytes) -> None:
+        self._spec = Codec[RankSpec](RankSpec).decode(spec)
+        log.setup("warning", component=str(self._spec.rank))
+        self._host: RankHost | None = None
+        self._problem = ""
+        self._lock = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="grpc-loop", daemon=True).start()
+
+    def describe(self) -> bytes:
+        """The rank's info; starts the rank when there is none. Takes seconds the first time."""
+        with self._lock:
+            if self._host is None and not self._problem:
+                try:
+                    self._host = self._run(RankHost.start(self._spec, on_crash=_die))
+                except OperatorError as error:
+                    self._problem = str(error)
+        info = self._host.info if self._host is not None else None
+        return described_codec().encode(Described(info=info, problem=self._problem))
+
+    def stop(self) -> None:
+        """End sessions and links in order; the actor is killed afterwards."""
+        if self._host is not None:
+            self._run(self._host.stop())
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _die() -> None:
+    os._exit(1)

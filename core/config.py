@@ -1,0 +1,150 @@
+"""The configuration: one frozen tree, built through ``load`` (constructors do not check types).
+
+Cross-field rules live in ``__post_init__`` and raise ValueError, which msgspec reports with the
+path of the struct. "auto" and 0 are resolved once, by cluster/plan.py, into a new tree.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from core.errors import ConfigError
+from core.wire import RankId, Role
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise ValueError(message)
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which weights, under which name."""
+
+    source: str = "smollm2-135m"  # a built-in name, a local folder, or a hub name "owner/model"
+    served_name: str = ""  # what clients send as "model"; empty: the folder's name
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"  # auto: bf16 where the CPU has it
+    context_len: int = 0  # tokens of one request, prompt and output; 0: what the model was made for
+
+    def __post_init__(self) -> None:
+        _require(bool(self.source), "model.source is empty: give a folder or a name")
+        _require(self.context_len >= 0, "context_len must be 0 (the model's own) or more")
+
+
+class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The scalable pool of one role: equal replicas with equal ranks."""
+
+    replicas: int = 1
+    threads: int = 0  # OpenMP threads of each rank; 0: the machine's cores shared out
+    attention: str = "auto"
+    kv_tokens: int = 0  # size of each rank's KV pool; 0: from kv_memory_mib
+    kv_memory_mib: int = 1024
+    max_running: int = 64  # sequences in one step
+    step_tokens: int = 512  # tokens in one step: the size of a prefill chunk
+    decode_reserve: int = 16  # output tokens of headroom asked for at admission
+
+    def __post_init__(self) -> None:
+        _require(self.replicas >= 1, "replicas must be at least 1")
+        _require(self.threads >= 0, "threads must be 0 (auto) or more")
+        _require(self.max_running >= 1, "max_running must be at least 1")
+        _require(self.step_tokens >= 1, "step_tokens must be at least 1")
+        _require(self.kv_tokens >= 0, "kv_tokens must be 0 (auto) or more")
+        _require(self.kv_memory_mib >= 1, "kv_memory_mib must be at least 1")
+
+
+class DisaggConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How KV crosses from prefill to decode."""
+
+    transport: str = "mooncake"
+    protocol: Literal["tcp", "rdma"] = "tcp"
+    device: str = ""  # the RDMA device; empty for TCP
+    claim_timeout_s: float = 60.0  # prefill gives up on a room that no decode rank claimed
+    peer_timeout_s: float = 5.0  # a silent peer is lost after this
+
+    def __post_init__(self) -> None:
+        _require(self.claim_timeout_s > 0, "claim_timeout_s must be positive")
+        _require(self.peer_timeout_s > 0, "peer_timeout_s must be positive")
+
+
+class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The front door."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    policy: str = "least_load"
+    tokenizer: str = "hf"
+    queue_limit: int = 512  # live requests; one more gets 429 with Retry-After
+    body_limit_mib: int = 16
+    rank_timeout_s: float = 5.0  # a silent rank is lost after this
+    reroute_wait_s: float = 15.0  # how long a stream whose rank was lost waits for another
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.port <= 65535, "port must be between 0 (any free one) and 65535")
+        _require(self.queue_limit >= 1, "queue_limit must be at least 1")
+
+
+class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where ranks run."""
+
+    runtime: Literal["ray", "local"] = "ray"  # local: threads of this process, for tests
+    address: str = "local"  # "local" starts Ray on this machine; else the head's host:port
+    host: str = "127.0.0.1"  # the address ranks bind and announce; "auto": the node's own
+    start_timeout_s: float = 120.0
+    restart_backoff_s: float = 1.0
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything about one cluster. Either ``unified``, or ``prefill`` and ``decode``."""
+
+    model: ModelConfig = ModelConfig()
+    prefill: GroupConfig | None = None
+    decode: GroupConfig | None = None
+    unified: GroupConfig | None = None
+    disagg: DisaggConfig = DisaggConfig()
+    router: RouterConfig = RouterConfig()
+    cluster: RuntimeConfig = RuntimeConfig()
+
+    def __post_init__(self) -> None:
+        if self.unified is not None:
+            _require(
+                self.prefill is None and self.decode is None,
+                "a cluster has either `unified` or `prefill` and `decode`, not both",
+            )
+        else:
+            _require(
+                self.prefill is not None and self.decode is not None,
+                "name both `prefill` and `decode`, or `unified` alone",
+            )
+
+    @property
+    def groups(self) -> dict[Role, GroupConfig]:
+        """The groups this cluster has, in request order."""
+        named = {
+            Role.PREFILL: self.prefill,
+            Role.DECODE: self.decode,
+            Role.UNIFIED: self.unified,
+        }
+        return {role: group for role, group in named.items() if group is not None}
+
+
+class RankSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that one rank's process needs to start, made by cluster/plan.py."""
+
+    rank: RankId
+    role: Role
+    folder: str  # of the model
+    served_name: str
+    dtype: Literal["bfloat16", "float32"]
+    context_len: int  # upper bound; a small KV pool may lower it
+    host: str  # what to bind and announce
+    group: GroupConfig
+    disagg: DisaggConfig
+
+
+def load(tree: Any) -> ClusterConfig:  # opaque: parsed YAML
+    """Build a ClusterConfig from plain dicts; raises ConfigError naming the path and the fix."""
+    try:
+        return msgspec.convert(tree, ClusterConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"configuration: {error}") from error

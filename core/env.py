@@ -1,0 +1,19 @@
+"""The only module that touches the environment. Features are configured in the tree, not here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_dir() -> Path:
+    """Where converted models are kept: ANTIPHON_CACHE, else XDG_CACHE_HOME, else ~/.cache."""
+    if explicit := os.environ.get("ANTIPHON_CACHE"):
+        return Path(explicit)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "antiphon"
+
+
+def set_default(name: str, value: str) -> None:
+    """Set a third-party library's variable unless the operator already did."""
+    os.environ.setdefault(name, value)

@@ -1,0 +1,61 @@
+"""The Protocols that cross folders."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from core.wire import (
+    Incarnation,
+    LoadReport,
+    RankInfo,
+    RankStatus,
+    SamplingParams,
+    TokenChunk,
+    TokenRequest,
+)
+
+
+class WorkerClient(Protocol):
+    """A router's session with one incarnation of one rank."""
+
+    incarnation: Incarnation
+
+    @property
+    def info(self) -> RankInfo: ...
+
+    @property
+    def load(self) -> LoadReport:
+        """The latest report."""
+        ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    def stream(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
+        """Submit and yield this leg's chunks up to the one with ``finish`` or ``last``.
+
+        Raises RankLost when the session ends first. Leaving early aborts the request.
+        """
+        ...
+
+    def abort(self, rid: str) -> None: ...
+
+    async def status(self) -> RankStatus: ...
+
+    async def close(self) -> None: ...
+
+
+class TokenStreams(Protocol):
+    """Token ids in, token chunks out: what the front door needs of a dispatcher."""
+
+    def stream(
+        self, rid: str, token_ids: Sequence[int], params: SamplingParams
+    ) -> AsyncIterator[TokenChunk]:
+        """Yield chunks with strictly rising offsets, none twice; the last one has ``finish``.
+
+        The last chunk's usage is merged over the legs. Failures of workers end the stream with
+        ``finish=ERROR`` and an error, never with silence. Raises Unavailable when no complete
+        pair of workers is there. Leaving early (aclose, cancellation) aborts every leg.
+        """
+        ...

@@ -1,0 +1,71 @@
+"""Read a preset, apply dotted overrides (``decode.replicas=2``), return a ClusterConfig."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from core import config
+from core.errors import ConfigError
+
+
+def names() -> tuple[str, ...]:
+    """The presets that ship with the package."""
+    folder = resources.files("core") / "preset_files"
+    return tuple(
+        sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+    )
+
+
+def read(preset: str, overrides: tuple[str, ...] = ()) -> config.ClusterConfig:
+    """A shipped preset by name, or a YAML file by path, with overrides applied."""
+    tree = _parse(_text(preset), preset)
+    for override in overrides:
+        _apply(tree, override)
+    return config.load(tree)
+
+
+def _text(preset: str) -> str:
+    if preset in names():
+        return (resources.files("core") / "preset_files" / f"{preset}.yaml").read_text("utf-8")
+    path = Path(preset)
+    if path.suffix in {".yaml", ".yml"} and path.is_file():
+        return path.read_text("utf-8")
+    raise ConfigError(
+        f"no preset {preset!r}: choose one of {', '.join(names())}, or give the path of a YAML file"
+    )
+
+
+def _parse(text: str, source: str) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source} is not valid YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{source} must be a mapping at the top level")
+    return tree
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    """Set one ``path=value``; the value is YAML: ``8``, ``true``, ``null`` mean themselves."""
+    path, equals, value = override.partition("=")
+    if not equals or not path:
+        raise ConfigError(
+            f"override {override!r} must look like path=value, e.g. decode.replicas=2"
+        )
+    *parents, leaf = path.split(".")
+    node = tree
+    for key in parents:
+        child = node.get(key)
+        if child is None:
+            child = node[key] = {}
+        if not isinstance(child, dict):
+            raise ConfigError(f"override {override!r}: {key} is a value, not a section")
+        node = child
+    try:
+        node[leaf] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r}: the value is not valid YAML") from error

@@ -1,0 +1,57 @@
+"""Registry[T]: a name from the configuration -> the implementation, imported only when chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Generic, TypeVar, cast
+
+from core.errors import BackendUnavailable, UnknownBackend
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where an implementation lives and which third-party modules it needs."""
+
+    target: str  # "package.module:attribute"
+    needs: tuple[str, ...] = ()
+
+    def missing(self) -> tuple[str, ...]:
+        return tuple(m for m in self.needs if find_spec(m) is None)
+
+
+class Registry(Generic[T]):
+    """Maps a name from the configuration to the class that implements ``T``."""
+
+    def __init__(
+        self, kind: str, entries: dict[str, Entry], *, order: tuple[str, ...] = ()
+    ) -> None:
+        self.kind = kind
+        self._entries = entries
+        self._order = order  # preference of "auto", best first
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def usable(self) -> tuple[str, ...]:
+        """Names whose libraries are installed here."""
+        return tuple(n for n, e in self._entries.items() if not e.missing())
+
+    def load(self, name: str) -> Callable[..., T]:
+        """Import and return the factory; "auto" takes the first of the order that is installed.
+
+        Raises UnknownBackend or BackendUnavailable, both with the fix.
+        """
+        if name == "auto" and self._order:
+            name = next((n for n in self._order if not self._entries[n].missing()), self._order[-1])
+        if name not in self._entries:
+            raise UnknownBackend(self.kind, name, known=tuple(self._entries))
+        entry = self._entries[name]
+        if missing := entry.missing():
+            raise BackendUnavailable(self.kind, name, missing)
+        module, _, attribute = entry.target.partition(":")
+        return cast("Callable[..., T]", getattr(import_module(module), attribute))

@@ -1,0 +1,218 @@
+"""WorkerClient over gRPC: one multiplexed session with one incarnation of a rank.
+
+The session lives once. When it breaks, falls silent or is closed, all its streams raise RankLost;
+whoever wants the rank back opens another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import msgspec
+
+from core.codec import Codec, to_rank_codec, to_router_codec
+from core.errors import RankLost
+from core.rpc.link import Outbox, Pulse, converse, explain
+from core.rpc.service import CHANNEL_OPTIONS, SESSION, STATUS, path
+from core.wire import (
+    PROTOCOL_VERSION,
+    Abort,
+    Hello,
+    Incarnation,
+    LoadReport,
+    Ping,
+    RankInfo,
+    RankStatus,
+    StepReport,
+    Submit,
+    TokenChunk,
+    TokenRequest,
+    ToRank,
+    ToRouter,
+    Welcome,
+)
+
+OUTBOX_BYTES = 256 * 2**20  # a rank that has not read this much is lost
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPace:
+    """Seconds."""
+
+    connect_timeout_s: float = 5.0
+    ping_s: float = 1.0  # after this long without another message to the rank
+    rank_timeout_s: float = 5.0  # a rank that says nothing for this long is lost
+    status_timeout_s: float = 5.0
+
+
+class RankClient:
+    """Implements core.ports.WorkerClient. Made by ``connect``; one event loop only."""
+
+    def __init__(
+        self,
+        incarnation: Incarnation,
+        info: RankInfo,
+        wires: tuple[grpc.aio.Channel, Any],  # opaque: the session's grpc.aio call
+        pace: SessionPace,
+        on_lost: Callable[[], None],
+    ) -> None:
+        self.incarnation = incarnation
+        self._info = info
+        self._channel, self._call = wires
+        self._pace = pace
+        self._on_lost = on_lost
+        self._load = LoadReport()
+        self._lost: str | None = None
+        self._streams: dict[str, asyncio.Queue[TokenChunk | None]] = {}
+        self._to_rank: Codec[ToRank] = to_rank_codec()
+        self._to_router: Codec[ToRouter] = to_router_codec()
+        self._status: Codec[RankStatus] = Codec(RankStatus)
+        self._outbox = Outbox(OUTBOX_BYTES)
+        self._task = asyncio.create_task(self._run())
+
+    @classmethod
+    async def connect(
+        cls,
+        incarnation: Incarnation,
+        router_id: str,
+        *,
+        pace: SessionPace = SessionPace(),
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> RankClient:
+        """Open a session; raises RankLost where that incarnation does not answer in time.
+
+        ``on_lost`` is called once when the session ends by itself, not by ``close``.
+        """
+        channel = grpc.aio.insecure_channel(incarnation.endpoint, options=CHANNEL_OPTIONS)
+        try:
+            async with asyncio.timeout(pace.connect_timeout_s):
+                call = channel.stream_stream(path(SESSION))()
+                info = await _greet(call, incarnation, router_id)
+        except BaseException as error:
+            await channel.close()
+            if isinstance(error, TimeoutError):
+                raise RankLost(f"{incarnation} did not answer in time") from error
+            if isinstance(error, (grpc.RpcError, grpc.aio.BaseError, msgspec.MsgspecError)):
+                raise RankLost(f"{incarnation}: {explain(error)}") from error
+            raise
+        return cls(incarnation, info, (channel, call), pace, on_lost)
+
+    @property
+    def info(self) -> RankInfo:
+        return self._info
+
+    @property
+    def load(self) -> LoadReport:
+        return self._load
+
+    @property
+    def alive(self) -> bool:
+        return self._lost is None
+
+    async def stream(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
+        """See core.ports.WorkerClient. The request is sent when the first chunk is asked for."""
+        rid = request.rid
+        if self._lost is not None:
+            raise RankLost(f"{self.incarnation}: {self._lost}")
+        assert rid not in self._streams, f"two streams with the id {rid}"
+        chunks = self._streams[rid] = asyncio.Queue()
+        self._send(Submit(request=request))
+        ended = False
+        try:
+            while not ended:
+                chunk = await chunks.get()
+                if chunk is None:
+                    raise RankLost(f"{self.incarnation}: {self._lost}")
+                ended = chunk.last or chunk.finish is not None
+                yield chunk
+        finally:
+            del self._streams[rid]
+            if not ended:
+                self.abort(rid)
+
+    def abort(self, rid: str) -> None:
+        self._send(Abort(rid=rid))
+
+    async def status(self) -> RankStatus:
+        """Ask the step loop how it is; raises RankLost without an answer in time."""
+        ask = self._channel.unary_unary(path(STATUS))
+        try:
+            return self._status.decode(await ask(b"", timeout=self._pace.status_timeout_s))
+        except (grpc.RpcError, grpc.aio.BaseError, msgspec.MsgspecError) as error:
+            raise RankLost(f"{self.incarnation} gave no status: {explain(error)}") from error
+
+    async def close(self) -> None:
+        """End the session; streams still open raise RankLost."""
+        self._end("the session was closed")
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._channel.close()
+
+    def _send(self, message: ToRank) -> None:
+        if self._lost is None:
+            self._outbox.send(self._to_rank.encode(message))
+
+    async def _run(self) -> None:
+        pace = self._pace
+        pulse = Pulse(
+            every_s=pace.ping_s,
+            silence_s=pace.rank_timeout_s,
+            heartbeat=self._to_rank.encode(Ping()),
+        )
+        reason = await converse(self._call, self._outbox, self._on_frame, pulse)
+        self._end(reason)
+        self._call.cancel()
+        self._on_lost()
+
+    def _on_frame(self, frame: bytes) -> None:
+        report = self._to_router.decode(frame)
+        if not isinstance(report, StepReport):
+            raise msgspec.ValidationError("a second Welcome")
+        self._load = report.load
+        for chunk in report.chunks:
+            if stream := self._streams.get(chunk.rid):
+                stream.put_nowait(chunk)
+
+    def _end(self, reason: str) -> None:
+        if self._lost is None:
+            self._lost = reason
+            for stream in self._streams.values():
+                stream.put_nowait(None)
+
+
+async def _greet(call: Any, incarnation: Incarnation, router_id: str) -> RankInfo:
+    """Hello and Welcome; raises RankLost where another incarnation answers."""
+    await call.write(to_rank_codec().encode(Hello(version=PROTOCOL_VERSION, router=router_id)))
+    frame = await call.read()
+    if frame is grpc.aio.EOF:
+        raise RankLost(f"{incarnation} ended the session at once")
+    welcome = to_router_codec().decode(frame)
+    if not isinstance(welcome, Welcome):
+        raise RankLost(f"{incarnation} did not start with Welcome")
+    found = welcome.info.incarnation
+    if found.nonce != incarnation.nonce:
+        raise RankLost(f"looked for {incarnation} and found {found}")
+    return welcome.info
+
+
+class Connector:
+    """Opens sessions for one router; what router.replicas.Replicas asks for.
+
+    Every session has a router id of its own: what an earlier session left behind on a rank is
+    aborted after the grace even though the same router is back.
+    """
+
+    def __init__(self, router_id: str, pace: SessionPace = SessionPace()) -> None:
+        self._router_id = router_id
+        self._pace = pace
+        self._numbers = itertools.count(1)
+
+    async def __call__(self, incarnation: Incarnation, on_lost: Callable[[], None]) -> RankClient:
+        """Raises RankLost where the incarnation does not answer."""
+        router = f"{self._router_id}.{next(self._numbers)}"
+        return await RankClient.connect(incarnation, router, pace=self._pace, on_lost=on_lost)

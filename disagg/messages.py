@@ -1,0 +1,83 @@
+"""Control messages between the two ranks of a handoff; one union and one codec a direction.
+
+They travel over the peer link, which keeps their order and reports its own loss. KV bytes travel
+beside it, through a KVTransport. Every message names its ``room``, the rendezvous of one request.
+``generation`` counts the announcements of one room: it rises by one when the decode rank has
+fenced its transport, and tells an answer to the old announcement from one to the new.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from core.codec import Codec
+from core.wire import ErrorKind, Int32Array, unpack_ids
+from disagg.geometry import PageGeometry
+
+
+class Announcement(msgspec.Struct, frozen=True, kw_only=True, tag="announcement"):
+    """Decode to prefill: the slots I hold for you, and where they are."""
+
+    room: int
+    rid: str
+    generation: int  # 1 for the first announcement
+    held: int  # tokens the decode rank already has, from the front of the prompt
+    pages: bytes  # int32 destination slots of the tokens [held, length of the prompt)
+    geometry: PageGeometry
+    address: str  # the transport session to write to
+    bases: tuple[int, ...]  # address of each region's slot 0
+
+    def slots(self) -> Int32Array:
+        """The destination slots, read-only."""
+        return unpack_ids(self.pages)
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
+    """Decode to prefill: stop, and tell me when nothing of yours can land any more."""
+
+    room: int
+
+
+class Alive(msgspec.Struct, frozen=True, kw_only=True, tag="alive"):
+    """Either way: a sign of life on an idle link. Both ends ignore it beyond having read it."""
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """Prefill to decode: all KV is in your pages; nothing more comes."""
+
+    room: int
+    generation: int
+    first_token: int  # the id sampled from the prompt's last position
+
+
+class Quiet(msgspec.Struct, frozen=True, kw_only=True, tag="quiet"):
+    """Prefill to decode: no write of mine for this room is left, nor will one come."""
+
+    room: int
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """Prefill to decode: this room will not be served, and why.
+
+    With ``quiet`` false a failed write may still land: only a fence makes the pages safe.
+    """
+
+    room: int
+    generation: int
+    kind: ErrorKind
+    message: str
+    quiet: bool
+
+
+ToPrefill = Announcement | Cancel | Alive
+ToDecode = Done | Quiet | Refused | Alive
+
+
+def to_prefill_codec() -> Codec[ToPrefill]:
+    """What a decode rank sends."""
+    return Codec(ToPrefill)
+
+
+def to_decode_codec() -> Codec[ToDecode]:
+    """What a prefill rank sends."""
+    return Codec(ToDecode)

@@ -1,0 +1,222 @@
+"""The decode side of the handoffs of one rank: announce pages, watch for completion, release.
+
+A thin shell over ``handoff.Incoming``, used by the engine's thread alone. It starts no thread and
+reads no clock: what happens, happens inside a call.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from core.errors import RequestError, TransferError
+from core.wire import ErrorKind, Int32Array, pack_ids
+from disagg.events import (
+    Aborted,
+    Announce,
+    Fail,
+    Fence,
+    Fenced,
+    IncomingAction,
+    IncomingEvent,
+    LastArrived,
+    PeerLost,
+    QuietHeard,
+    RefusedHeard,
+    Release,
+    Reserved,
+    SendCancel,
+    StartDecoding,
+)
+from disagg.geometry import PageGeometry
+from disagg.handoff import Incoming
+from disagg.messages import (
+    Announcement,
+    Cancel,
+    Done,
+    Quiet,
+    Refused,
+    to_decode_codec,
+    to_prefill_codec,
+)
+from disagg.transport.base import KVTransport
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """All KV is in the room's pages, which are its owner's from now on. Nothing more comes."""
+
+    room: int
+    first_token: int  # the id that the prefill rank sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request's stream may end now. The pages stay held until Released."""
+
+    room: int
+    kind: ErrorKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The pages of a failed room may be used again. Nothing more comes."""
+
+    room: int
+
+
+Outcome = Ready | Failed | Released
+
+
+@dataclass(slots=True)
+class _Room:
+    rid: str
+    peer: str
+    held: int
+    pages: bytes
+    machine: Incoming
+
+
+class Receiver:
+    """Every live room of a decode rank.
+
+    ``bases`` are the addresses of slot 0 of each region, in the order of the geometry; the
+    transport must have them registered, and serve this receiver alone. ``send`` must not block;
+    it may drop what it cannot deliver, when it then reports the peer lost.
+    """
+
+    def __init__(
+        self,
+        transport: KVTransport,
+        geometry: PageGeometry,
+        bases: Sequence[int],
+        send: Callable[[str, bytes], None],
+    ) -> None:
+        assert len(bases) == len(geometry.slot_bytes), (bases, geometry)
+        self.bytes_received = 0
+        self._transport = transport
+        self._address = transport.address
+        self._geometry = geometry
+        self._bases = tuple(bases)
+        self._send = send
+        self._encode = to_prefill_codec().encode
+        self._decode = to_decode_codec().decode
+        self._rooms: dict[int, _Room] = {}
+        self._outcomes: list[Outcome] = []
+        self._fence_due = False
+
+    def announce(self, room: int, rid: str, peer: str, held: int, slots: Int32Array) -> None:
+        """Offer ``slots`` for the tokens from ``held`` on to the prefill rank behind ``peer``.
+
+        The caller keeps the slots untouched until Ready or Released of this room. Raises
+        RequestError when the room is in use.
+        """
+        if room in self._rooms:
+            raise RequestError(f"room {room} is already in use", param="room")
+        self._rooms[room] = _Room(rid, peer, held, pack_ids(slots), Incoming())
+        self._feed(room, Reserved())
+
+    def cancel(self, room: int, message: str, kind: ErrorKind = ErrorKind.UNAVAILABLE) -> None:
+        """Give the room up: Failed with ``kind`` follows, then Released. Unknown rooms: no-op."""
+        self._feed(room, Aborted(kind, message))
+
+    def on_message(self, peer: str, data: bytes) -> None:
+        """Take one message of a peer. Raises TransferError when it cannot be read.
+
+        The caller then closes the link, and reports it lost.
+        """
+        try:
+            message = self._decode(data)
+        except msgspec.DecodeError as error:
+            raise TransferError(f"peer {peer} sent what cannot be read: {error}") from error
+        match message:
+            case Done(room=room, generation=generation, first_token=token):
+                self._from(peer, room, LastArrived(generation, token))
+            case Quiet(room=room):
+                self._from(peer, room, QuietHeard())
+            case Refused(room=room) if room not in self._rooms and not message.quiet:
+                # It awaits a fence, which came before the room ended: set it free.
+                self._send(peer, self._encode(Cancel(room=room)))
+            case Refused(room=room):
+                self._from(peer, room, _heard(message))
+
+    def on_peer_lost(self, peer: str, message: str = "the link to the prefill rank ended") -> None:
+        """The link is gone. Its rooms fail, and are released after a fence in the next poll."""
+        for room in [r for r, record in self._rooms.items() if record.peer == peer]:
+            self._feed(room, PeerLost(message))
+
+    def poll(self) -> list[Outcome]:
+        """What happened since the last call. Blocks only when a fence is due.
+
+        Raises TransferError when the fence fails: the rank cannot go on and has to end.
+        """
+        if self._fence_due:
+            self._fence()
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def counts(self) -> dict[str, int]:
+        """Live rooms by phase."""
+        return dict(Counter(str(record.machine.phase) for record in self._rooms.values()))
+
+    def _fence(self) -> None:
+        """Renew the transport, and tell every room. The only place that may take long.
+
+        With Mooncake 0.7 to 5 s, during which the whole process stands still.
+        """
+        self._fence_due = False
+        self._address = self._transport.renew()
+        for room in list(self._rooms):
+            self._feed(room, Fenced())
+
+    def _from(self, peer: str, room: int, event: IncomingEvent) -> None:
+        """Feed an event heard from ``peer``, unless the room is none of that peer's."""
+        record = self._rooms.get(room)
+        if record is not None and record.peer == peer:
+            self._feed(room, event)
+
+    def _feed(self, room: int, event: IncomingEvent) -> None:
+        record = self._rooms.get(room)
+        if record is None:
+            return
+        record.machine, actions = record.machine.on(event)
+        if record.machine.over:
+            del self._rooms[room]
+        for action in actions:
+            self._do(room, record, action)
+
+    def _do(self, room: int, record: _Room, action: IncomingAction) -> None:
+        match action:
+            case Announce(generation):
+                self._send(record.peer, self._encode(self._announcement(room, record, generation)))
+            case SendCancel():
+                self._send(record.peer, self._encode(Cancel(room=room)))
+            case StartDecoding(first_token):
+                self.bytes_received += len(record.pages) // 4 * self._geometry.token_bytes
+                self._outcomes.append(Ready(room, first_token))
+            case Fail(kind, message):
+                self._outcomes.append(Failed(room, kind, message))
+            case Release():
+                self._outcomes.append(Released(room))
+            case Fence():
+                self._fence_due = True
+
+    def _announcement(self, room: int, record: _Room, generation: int) -> Announcement:
+        return Announcement(
+            room=room,
+            rid=record.rid,
+            generation=generation,
+            held=record.held,
+            pages=record.pages,
+            geometry=self._geometry,
+            address=self._address,
+            bases=self._bases,
+        )
+
+
+def _heard(message: Refused) -> RefusedHeard:
+    return RefusedHeard(message.generation, message.kind, message.message, message.quiet)

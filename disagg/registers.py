@@ -1,0 +1,91 @@
+"""What a Sender remembers of rooms it has not opened yet, and of rooms it has closed. Bounded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from core.wire import ErrorKind
+from disagg.messages import Announcement
+
+MAX_EARLY = 1024
+MAX_GRAVES = 16384
+
+
+@dataclass(slots=True)
+class Grave:
+    """A closed room, which no message may bring back."""
+
+    generation: int  # of the last announcement that was answered
+    quiet: bool  # nothing of it can land any more
+    kind: ErrorKind
+    message: str
+
+
+@dataclass(slots=True)
+class Graveyard:
+    """The latest closed rooms."""
+
+    limit: int = MAX_GRAVES
+    _graves: dict[int, Grave] = field(default_factory=dict)
+
+    def __contains__(self, room: int) -> bool:
+        return room in self._graves
+
+    def get(self, room: int) -> Grave | None:
+        return self._graves.get(room)
+
+    def bury(self, room: int, grave: Grave) -> None:
+        """Remember ``room``, and forget the oldest when there are too many."""
+        self._graves[room] = grave
+        if len(self._graves) > self.limit:
+            del self._graves[next(iter(self._graves))]
+
+
+@dataclass(slots=True)
+class EarlyClaim:
+    """An announcement that overtook its request, and who sent it."""
+
+    peer: str
+    message: Announcement
+    deadline: float | None = None  # set when the clock is first known
+
+
+@dataclass(slots=True)
+class EarlyClaims:
+    """The announcements of rooms that are not open yet."""
+
+    limit: int = MAX_EARLY
+    _claims: dict[int, EarlyClaim] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def keep(self, peer: str, message: Announcement) -> bool:
+        """Keep the newest announcement of a room; False when there is no place for it."""
+        known = self._claims.get(message.room)
+        if known is not None:
+            if known.peer == peer and known.message.generation < message.generation:
+                known.message = message
+            return True
+        if len(self._claims) >= self.limit:
+            return False
+        self._claims[message.room] = EarlyClaim(peer, message)
+        return True
+
+    def pop(self, room: int) -> EarlyClaim | None:
+        return self._claims.pop(room, None)
+
+    def pop_peer(self, peer: str) -> list[Announcement]:
+        """Take out what ``peer`` announced."""
+        rooms = [room for room, claim in self._claims.items() if claim.peer == peer]
+        return [self._claims.pop(room).message for room in rooms]
+
+    def pop_expired(self, now: float, timeout_s: float) -> list[EarlyClaim]:
+        """Take out what nobody opened in time, counted from the first call that saw it."""
+        expired = []
+        for room, claim in self._claims.items():
+            if claim.deadline is None:
+                claim.deadline = now + timeout_s
+            elif now >= claim.deadline:
+                expired.append(room)
+        return [self._claims.pop(room) for room in expired]

@@ -1,0 +1,379 @@
+"""The prefill side of the handoffs of one rank: push finished chunks, then the first token.
+
+A thin shell over ``handoff.Outgoing``, used by the engine's thread alone. Writes block, so they run
+on a few writer threads, whose results wait in a queue until the next ``poll``; ``wake`` tells the
+engine's loop that there is one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from core.errors import RequestError, TransferError
+from core.wire import ErrorKind, Int32Array
+from disagg import geometry as layout
+from disagg.events import (
+    Aborted,
+    Cancelled,
+    Claimed,
+    ClaimTimeout,
+    Computed,
+    OutgoingAction,
+    OutgoingEvent,
+    PeerLost,
+    ReleasePages,
+    Renew,
+    Renewed,
+    SendDone,
+    SendQuiet,
+    SendRefused,
+    Write,
+    WriteDone,
+)
+from disagg.geometry import PageGeometry
+from disagg.handoff import Outgoing
+from disagg.messages import (
+    Announcement,
+    Cancel,
+    Done,
+    Quiet,
+    Refused,
+    ToDecode,
+    to_decode_codec,
+    to_prefill_codec,
+)
+from disagg.registers import EarlyClaims, Grave, Graveyard
+from disagg.transport.base import KVTransport
+from disagg.writers import Finished, Submit, Writers
+
+log = logging.getLogger(__name__)
+WRITER_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The end of a room: no source page of it is read any more. Nothing more comes."""
+
+    room: int
+    ok: bool  # the decode rank has all KV and the first token
+    message: str  # why not
+
+
+@dataclass(slots=True)
+class _Room:
+    rid: str
+    tokens: int
+    deadline: float | None = None  # of the claim; set when the clock is first known
+    peer: str = ""  # empty until claimed
+    claim: Announcement | None = None
+    machine: Outgoing = field(default_factory=Outgoing)
+    slots: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    first_token: int = 0
+
+
+class Sender:
+    """Every live room of a prefill rank.
+
+    ``bases`` are the addresses of slot 0 of each region, in the order of the geometry; the
+    transport must have them registered, and serve this sender alone. ``send`` must not block; it
+    may drop what it cannot deliver, when it then reports the peer lost. ``wake`` is called from
+    writer threads. ``submit`` replaces the writer threads in tests.
+    """
+
+    def __init__(
+        self,
+        transport: KVTransport,
+        geometry: PageGeometry,
+        bases: Sequence[int],
+        send: Callable[[str, bytes], None],
+        wake: Callable[[], None],
+        claim_timeout_s: float = 60.0,
+        submit: Submit | None = None,
+    ) -> None:
+        assert len(bases) == len(geometry.slot_bytes), (bases, geometry)
+        self.bytes_sent = 0
+        self._transport = transport
+        self._geometry = geometry
+        self._bases = tuple(bases)
+        self._send = send
+        self._claim_timeout_s = claim_timeout_s
+        self._pool = ThreadPoolExecutor(WRITER_THREADS, "kv-writer") if submit is None else None
+        self._writers = Writers(submit or self._pool_submit, wake)
+        self._encode = to_decode_codec().encode
+        self._decode = to_prefill_codec().decode
+        self._rooms: dict[int, _Room] = {}
+        self._early = EarlyClaims()
+        self._graves = Graveyard()
+        self._closed: list[Closed] = []
+        self._stale: set[int] = set()  # rooms that wait for a renewal not yet begun
+        self._renewing: frozenset[int] = frozenset()  # rooms that the renewal under way serves
+
+    # --- the owner's side ---------------------------------------------------------------------
+
+    def open(self, room: int, rid: str, tokens: int) -> None:
+        """Expect a decode rank to claim ``room``, for a prompt of ``tokens`` tokens.
+
+        The rank may have done so already, or have cancelled: then Closed follows at once. Raises
+        RequestError when the room is in use.
+        """
+        if room in self._rooms:
+            raise RequestError(f"room {room} is already in use", param="room")
+        if grave := self._graves.get(room):
+            self._closed.append(Closed(room, False, grave.message))
+            return
+        self._rooms[room] = _Room(rid, tokens)
+        if early := self._early.pop(room):
+            self._on_announcement(early.peer, early.message)
+
+    def push(self, room: int, slots: Int32Array) -> None:
+        """KV of the first ``len(slots)`` tokens is complete in these token slots.
+
+        ``slots`` names all of them each time. A slot named once stays untouched until Closed.
+        A room that has closed is ignored.
+        """
+        if record := self._rooms.get(room):
+            assert len(record.slots) <= len(slots) <= record.tokens, (room, len(slots))
+            record.slots = np.array(slots, dtype=np.int32)
+            self._feed(room, Computed(len(slots), last=False))
+
+    def finish(self, room: int, first_token: int) -> None:
+        """All tokens were pushed, and this one was sampled after them."""
+        if record := self._rooms.get(room):
+            assert len(record.slots) == record.tokens, (room, len(record.slots), record.tokens)
+            record.first_token = first_token
+            self._feed(room, Computed(record.tokens, last=True))
+
+    def abort(self, room: int, kind: ErrorKind, message: str) -> None:
+        """Give the room up and tell the decode rank why; works before ``open``, too."""
+        if room in self._rooms:
+            self._feed(room, Aborted(kind, message))
+        elif room not in self._graves:
+            self._graves.bury(room, Grave(0, True, kind, message))
+            if early := self._early.pop(room):
+                self._on_announcement(early.peer, early.message)
+
+    def poll(self, now: float) -> list[Closed]:
+        """Take in finished writes and passed deadlines; the rooms closed since the last call.
+
+        Call it at least once a second. Raises TransferError when the engine could not be
+        replaced after a failed write: the rank cannot go on and has to end.
+        """
+        for item in self._writers.finished():
+            self._on_finished(item)
+        self._expire(now)
+        closed, self._closed = self._closed, []
+        return closed
+
+    def counts(self) -> dict[str, int]:
+        """Live rooms by phase, and as "early" those announced but not yet opened."""
+        counts = Counter(str(record.machine.phase) for record in self._rooms.values())
+        counts["early"] = len(self._early)
+        return dict(+counts)
+
+    def close(self) -> None:
+        """Stop the writer threads after the writes in progress; does not wait for them."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # --- the peer's side ----------------------------------------------------------------------
+
+    def on_message(self, peer: str, data: bytes) -> None:
+        """Take one message of a peer. Raises TransferError when it cannot be read.
+
+        The caller then closes the link, and reports it lost.
+        """
+        try:
+            message = self._decode(data)
+        except msgspec.DecodeError as error:
+            raise TransferError(f"peer {peer} sent what cannot be read: {error}") from error
+        match message:
+            case Announcement():
+                self._on_announcement(peer, message)
+            case Cancel(room=room):
+                self._on_cancel(peer, room)
+
+    def on_peer_lost(self, peer: str, message: str = "the link to the decode rank ended") -> None:
+        """The link is gone: its rooms close once nothing of them is in flight."""
+        for room in [r for r, record in self._rooms.items() if record.peer == peer]:
+            self._feed(room, PeerLost(message))
+        for announcement in self._early.pop_peer(peer):
+            kind = ErrorKind.UNAVAILABLE
+            grave = Grave(announcement.generation, True, kind, message)
+            self._graves.bury(announcement.room, grave)
+
+    def _on_announcement(self, peer: str, message: Announcement) -> None:
+        record = self._rooms.get(message.room)
+        if record is None:
+            self._on_unknown(peer, message)
+        elif record.claim is None:
+            if problem := self._problem(record, message):
+                self._feed(message.room, Aborted(*problem))
+                self._on_unknown(peer, message)
+            else:
+                self._claim(peer, record, message)
+        elif record.peer != peer:
+            words = "another decode rank has claimed this room"
+            self._refuse(peer, message, ErrorKind.INVALID, words)
+        elif message.generation > record.claim.generation:
+            self._claim(peer, record, message)
+
+    def _claim(self, peer: str, record: _Room, message: Announcement) -> None:
+        record.peer, record.claim = peer, message
+        self._feed(message.room, Claimed(message.generation, message.held))
+
+    def _on_unknown(self, peer: str, message: Announcement) -> None:
+        """An announcement of a room that is closed, or not open yet."""
+        if grave := self._graves.get(message.room):
+            if message.generation > grave.generation:  # else it was answered, by the room's end
+                grave.generation = message.generation
+                self._refuse(peer, message, grave.kind, grave.message)
+        elif not self._early.keep(peer, message):
+            words = "too many rooms await their request here"
+            self._graves.bury(
+                message.room, Grave(message.generation, True, ErrorKind.OVERLOADED, words)
+            )
+            self._refuse(peer, message, ErrorKind.OVERLOADED, words)
+
+    def _on_cancel(self, peer: str, room: int) -> None:
+        record = self._rooms.get(room)
+        if record is not None:
+            if record.peer == peer:
+                self._feed(room, Cancelled())
+            return
+        grave = self._graves.get(room)
+        if grave is None:
+            self._early.pop(room)
+            grave = Grave(0, True, ErrorKind.UNAVAILABLE, "the decode rank cancelled")
+            self._graves.bury(room, grave)
+        if grave.quiet:
+            self._send(peer, self._encode(Quiet(room=room)))
+
+    def _refuse(self, peer: str, message: Announcement, kind: ErrorKind, words: str) -> None:
+        """Turn an announcement down for which nothing was ever written."""
+        answer = Refused(
+            room=message.room, generation=message.generation, kind=kind, message=words, quiet=True
+        )
+        self._send(peer, self._encode(answer))
+
+    def _problem(self, record: _Room, message: Announcement) -> tuple[ErrorKind, str] | None:
+        """Why the announced pages cannot be written, if so."""
+        if difference := layout.mismatch(self._geometry, message.geometry):
+            return ErrorKind.UNAVAILABLE, difference
+        expected = record.tokens - message.held
+        announced = len(message.pages) // 4
+        if message.rid != record.rid:
+            words = f"room {message.room} is of {record.rid!r} here, of {message.rid!r} at the peer"
+            return ErrorKind.INTERNAL, words
+        if announced != expected or len(message.bases) != len(self._bases):
+            words = f"{announced} pages announced for {expected} tokens of the prompt"
+            return ErrorKind.INTERNAL, words
+        return None
+
+    # --- machinery ----------------------------------------------------------------------------
+
+    def _feed(self, room: int, event: OutgoingEvent) -> None:
+        record = self._rooms.get(room)
+        if record is None:
+            return
+        record.machine, actions = record.machine.on(event)
+        for action in actions:
+            self._do(room, record, action)
+
+    def _do(self, room: int, record: _Room, action: OutgoingAction) -> None:
+        message: ToDecode | None = None
+        match action:
+            case Write(start, stop):
+                self._write(room, record, start, stop)
+            case Renew():
+                self._stale.add(room)
+                self._renew()
+            case ReleasePages(ok, words):
+                self._bury(room, record, ok=ok, message=words)
+            case SendDone(generation):
+                message = Done(room=room, generation=generation, first_token=record.first_token)
+            case SendQuiet():
+                message = Quiet(room=room)
+            case SendRefused(generation, kind, words, quiet):
+                message = Refused(
+                    room=room, generation=generation, kind=kind, message=words, quiet=quiet
+                )
+        if message is not None:
+            self._send(record.peer, self._encode(message))
+
+    def _bury(self, room: int, record: _Room, *, ok: bool, message: str) -> None:
+        del self._rooms[room]
+        self._closed.append(Closed(room, ok, message))
+        ending = record.machine.ending
+        kind = ending.kind if isinstance(ending, Aborted) else ErrorKind.UNAVAILABLE
+        machine = record.machine
+        grave = Grave(machine.generation, machine.quiet, kind, message or "the room was served")
+        self._graves.bury(room, grave)
+
+    def _write(self, room: int, record: _Room, start: int, stop: int) -> None:
+        claim = record.claim
+        assert claim is not None, room
+        targets = claim.slots()[start - claim.held : stop - claim.held]
+        job = partial(self._copy, claim, record.slots[start:stop], targets)
+        self._writers.write(room, claim.address, job)
+
+    def _copy(self, claim: Announcement, sources: Int32Array, targets: Int32Array) -> int:
+        """On a writer thread: one write; its size in bytes."""
+        copies = layout.copies(self._geometry, self._bases, sources, claim.bases, targets)
+        self._transport.write(claim.address, copies)
+        return len(sources) * self._geometry.token_bytes
+
+    def _renew(self) -> None:
+        """Start replacing the engine for all rooms that wait for it, unless one is under way.
+
+        A renewal serves the writes that had failed before it began, and no later ones.
+        """
+        if self._stale and not self._renewing:
+            self._renewing, self._stale = frozenset(self._stale), set()
+            self._writers.renew(self._replace_engine)
+
+    def _replace_engine(self) -> int:
+        self._transport.renew()
+        return 0
+
+    def _on_finished(self, item: Finished) -> None:
+        error = item.error
+        if item.room is None:
+            if error is not None:
+                raise error
+            served, self._renewing = self._renewing, frozenset()
+            for room in served:
+                self._feed(room, Renewed())
+            self._renew()
+            return
+        if error is not None and not isinstance(error, TransferError):
+            raise error
+        if error is None:
+            self.bytes_sent += item.future.result()
+        else:
+            log.warning("room %d: KV write to %s failed: %s", item.room, item.target, error)
+        self._feed(item.room, WriteDone(ok=error is None))
+
+    def _expire(self, now: float) -> None:
+        words = f"no decode rank claimed the room within {self._claim_timeout_s:g} s"
+        for room, record in list(self._rooms.items()):
+            if record.deadline is None:
+                record.deadline = now + self._claim_timeout_s
+            elif record.claim is None and now >= record.deadline:
+                self._feed(room, ClaimTimeout(words))
+        words = f"no request for the room came within {self._claim_timeout_s:g} s"
+        for early in self._early.pop_expired(now, self._claim_timeout_s):
+            grave = Grave(0, True, ErrorKind.UNAVAILABLE, words)
+            self._graves.bury(early.message.room, grave)
+            self._on_unknown(early.peer, early.message)
+
+    def _pool_submit(self, job: Callable[[], int]) -> Future[int]:
+        assert self._pool is not None
+        return self._pool.submit(job)

@@ -1,0 +1,251 @@
+"""Token ids in, token chunks out: choose a route, open its legs, carry the stream on when one dies.
+
+A stream that loses a rank goes on elsewhere, from the prompt and the tokens already emitted,
+without a gap or a repeat. It always ends with a reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from core import metrics
+from core.errors import AntiphonError, RankLost, Unavailable
+from core.metrics import MetricSink, NullSink
+from core.wire import (
+    ErrorKind,
+    FinishReason,
+    Int32Array,
+    RankId,
+    Role,
+    Route,
+    SamplingParams,
+    TokenChunk,
+    TokenRequest,
+    pack_ids,
+)
+from router.legs import Arrived, Legs
+from router.merge import OutputMerge
+from router.policy.base import Policy
+from router.replicas import Booking, Replica, Replicas
+
+log = logging.getLogger(__name__)
+
+# max_new_tokens is a limit, not a forecast: most answers end earlier
+EXPECTED_OUTPUT_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchLimits:
+    """How long and how often a stream looks for another route."""
+
+    reroute_wait_s: float = 15.0
+    max_reroutes: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A route with the work booked on it: the same replica twice where it does both."""
+
+    prefill: Replica
+    decode: Replica
+    prefill_work: Booking  # until the first token
+    decode_work: Booking  # until the end
+
+    @property
+    def legs(self) -> tuple[Replica, ...]:
+        unified = self.prefill is self.decode
+        return (self.prefill,) if unified else (self.prefill, self.decode)
+
+    def release(self) -> None:
+        self.prefill_work.release()
+        self.decode_work.release()
+
+
+@dataclass(slots=True)
+class _Search:
+    """What a stream has learned from its attempts."""
+
+    reroutes: int = 0
+    avoid: set[RankId] = field(default_factory=set)
+    reason: str = "no worker can take the request"
+
+    def failed(self, reason: str, avoid: RankId) -> None:
+        self.reason = reason
+        self.avoid.add(avoid)
+
+
+class Dispatcher:
+    """Implements core.ports.TokenStreams."""
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        prefill_policy: Policy,
+        decode_policy: Policy,
+        *,
+        limits: DispatchLimits = DispatchLimits(),
+        sink: MetricSink | None = None,
+    ) -> None:
+        self._replicas = replicas
+        self._prefill_policy = prefill_policy
+        self._decode_policy = decode_policy
+        self._limits = limits
+        self._sink: MetricSink = sink or NullSink()
+
+    async def stream(
+        self, rid: str, token_ids: Sequence[int], params: SamplingParams
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """See core.ports.TokenStreams. Close it (``aclosing``) when leaving early."""
+        merge = OutputMerge(rid, np.asarray(token_ids, dtype="<i4"))
+        search = _Search()
+        while not merge.finished:
+            pair = await self._pair(merge, params, search)
+            if pair is None:
+                yield merge.fail(ErrorKind.UNAVAILABLE, search.reason)
+                return
+            try:
+                request = self._request(f"{rid}.{search.reroutes}", merge, params, pair)
+                async with aclosing(self._attempt(pair, request, merge, search)) as chunks:
+                    async for chunk in chunks:
+                        pair.prefill_work.release()
+                        yield chunk
+            finally:
+                pair.release()
+            if end := self._after_attempt(merge, params, search):
+                yield end
+
+    # --- choosing ------------------------------------------------------------
+
+    async def _pair(
+        self, merge: OutputMerge, params: SamplingParams, search: _Search
+    ) -> _Pair | None:
+        """Reserve a route, waiting for one if ranks are on their way.
+
+        Returns None where a stream that has begun finds no other; raises Unavailable where it
+        has not.
+        """
+        first = search.reroutes == 0
+        if first and not self._replicas.any_member:
+            raise Unavailable("no worker is known to this router")
+        try:
+            async with asyncio.timeout(self._limits.reroute_wait_s):
+                while True:
+                    change = self._replicas.change()
+                    if pair := self._reserve(merge, params, search.avoid):
+                        return pair
+                    await change.wait()
+        except TimeoutError:
+            wait_s = self._limits.reroute_wait_s
+            if first:
+                raise Unavailable(f"no complete route within {wait_s:g} s") from None
+            search.reason = f"{search.reason}; no other route within {wait_s:g} s"
+            return None
+
+    def _reserve(
+        self, merge: OutputMerge, params: SamplingParams, avoid: set[RankId]
+    ) -> _Pair | None:
+        """Choose and book in one go: nothing is awaited, so no other request comes between."""
+        token_ids = merge.token_ids()
+        remaining = max(params.max_new_tokens - merge.produced, 0)
+        tokens = len(token_ids) + min(remaining, EXPECTED_OUTPUT_TOKENS)
+        if both := self._replicas.routable(Role.UNIFIED, avoid):
+            prefill = decode = self._prefill_policy.choose(both, token_ids)
+        else:
+            first = self._replicas.routable(Role.PREFILL, avoid)
+            second = self._replicas.routable(Role.DECODE, avoid)
+            if not first or not second:
+                return None
+            prefill = self._prefill_policy.choose(first, token_ids)
+            decode = self._decode_policy.choose(second, token_ids)
+        return _Pair(prefill, decode, prefill.book(len(token_ids)), decode.book(tokens))
+
+    def _request(
+        self, rid: str, merge: OutputMerge, params: SamplingParams, pair: _Pair
+    ) -> TokenRequest:
+        """Each attempt has an id of its own: a rank may still be dropping the one before."""
+        token_ids: Int32Array = merge.token_ids()
+        route = Route(
+            room=secrets.randbits(63),
+            prefill=pair.prefill.client.incarnation,
+            decode=pair.decode.client.incarnation,
+        )
+        return TokenRequest(
+            rid=rid,
+            token_ids=pack_ids(token_ids),
+            prompt_len=len(token_ids) - merge.produced,
+            params=params,
+            route=route,
+        )
+
+    # --- running ------------------------------------------------------------
+
+    async def _attempt(
+        self, pair: _Pair, request: TokenRequest, merge: OutputMerge, search: _Search
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """Emit until the output is finished, or until a rank is lost; ``search`` knows which."""
+        async with Legs(pair.legs, request) as legs:
+            while legs.running:
+                event = await legs.next()
+                if isinstance(event, Arrived):
+                    if _peer_failed(event.chunk):
+                        search.failed(_reason(event.chunk), _other(pair, event.leg).rank)
+                        return
+                    for chunk in merge.accept(event.leg.role, event.chunk):
+                        yield chunk
+                    if merge.finished:
+                        return
+                elif isinstance(event.error, RankLost):
+                    search.failed(str(event.error), event.leg.rank)
+                    return
+                elif isinstance(event.error, AntiphonError):
+                    yield merge.fail(ErrorKind.INTERNAL, str(event.error))
+                    return
+                elif event.error is not None:
+                    raise event.error
+            yield merge.fail(
+                ErrorKind.INTERNAL, f"both legs ended and output {merge.produced} never came"
+            )
+
+    def _after_attempt(
+        self, merge: OutputMerge, params: SamplingParams, search: _Search
+    ) -> TokenChunk | None:
+        """Prepare another attempt where one is needed; the chunk that ends the stream if none is
+        allowed.
+        """
+        if merge.finished:
+            return None
+        if merge.produced >= params.max_new_tokens:
+            return merge.stop(FinishReason.LENGTH)
+        if search.reroutes >= self._limits.max_reroutes:
+            return merge.fail(
+                ErrorKind.UNAVAILABLE, f"gave up after {search.reroutes} reroutes: {search.reason}"
+            )
+        log.warning("routing again after %d tokens: %s", merge.produced, search.reason)
+        search.reroutes += 1
+        merge.restart()
+        self._sink.count(metrics.REROUTES)
+        return None
+
+
+def _peer_failed(chunk: TokenChunk) -> bool:
+    """A leg that lost its peer may say so before the router notices the loss itself."""
+    return (
+        chunk.finish is FinishReason.ERROR
+        and chunk.error is not None
+        and chunk.error.kind is ErrorKind.UNAVAILABLE
+    )
+
+
+def _reason(chunk: TokenChunk) -> str:
+    return chunk.error.message if chunk.error is not None else "a leg failed"
+
+
+def _other(pair: _Pair, leg: Replica) -> Replica:
+    return pair.decode if leg is pair.prefill else pair.prefill

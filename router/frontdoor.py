@@ -1,0 +1,223 @@
+"""FrontDoor: a text request in, text events out. HTTP and gRPC both call it.
+
+The way of a request: a place (admission), token ids (template, tokenizer), one token stream for
+each choice, and back to text (choice.py). Every stream is closed when the caller leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import msgspec
+
+from core import metrics
+from core.clock import Clock
+from core.errors import AntiphonError, RequestError
+from core.metrics import MetricSink
+from core.ports import TokenStreams
+from core.wire import SamplingParams
+from router.admission import Admission
+from router.choice import Choice
+from router.meter import RequestMeter, status_of
+from router.text.chat import ChatTemplate
+from router.text.request import ChatPrompt, Prompt, ServedModel, TextRequest, TextUsage
+from router.text.tokenizer import Tokenizer
+from router.textstream import LEAD_PROMPT_TOKENS, ChoiceStream, TextStream
+
+_INLINE_CHARS = 16_384  # longer texts are encoded in a thread: they take more than about 5 ms
+_SEED_BITS = 63
+
+
+def draw_seed() -> int:
+    """A seed nobody can guess."""
+    return secrets.randbits(_SEED_BITS)
+
+
+class FrontDoor:
+    """The one way in, for every protocol."""
+
+    def __init__(
+        self,
+        streams: TokenStreams,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        model: ServedModel,
+        *,
+        admission: Admission,
+        sink: MetricSink,
+        clock: Clock,
+        draw_seed: Callable[[], int] = draw_seed,
+    ) -> None:
+        self.model = model
+        self.clock = clock
+        self.tokenizer = tokenizer
+        self._streams = streams
+        self._template = template
+        self._admission = admission
+        self._sink = sink
+        self._draw_seed = draw_seed
+        self._running = 0
+
+    @asynccontextmanager
+    async def open(self, request: TextRequest) -> AsyncIterator[TextStream]:
+        """Admit a request and give its stream; leaving the block early aborts it.
+
+        Raises RequestError, Overloaded; the stream's iteration raises those, Unavailable and
+        EngineError.
+        """
+        meter = RequestMeter(self._sink, self.clock)
+        usage = TextUsage()
+        status = "aborted"  # what any exception means that is not named below
+        self._count_running(+1)
+        try:
+            _check(request)
+            with self._admission.ticket(len(request.prompts) * request.n):
+                prompts = [await self._token_ids(p) for p in request.prompts]
+                stream = self._start(request, prompts, meter, usage)
+                try:
+                    yield stream
+                finally:
+                    await stream.aclose()
+                status = "aborted" if stream.aborted else "ok"
+        except AntiphonError as error:
+            status = status_of(error)
+            raise
+        except Exception:
+            status = "error"
+            raise
+        finally:
+            self._count_running(-1)
+            meter.end(status, usage)
+
+    def _count_running(self, change: int) -> None:
+        self._running += change
+        self._sink.set(metrics.RUNNING, self._running)
+
+    async def _token_ids(self, prompt: Prompt) -> list[int]:
+        """The tokens of one prompt, checked against the vocabulary."""
+        if isinstance(prompt, tuple):
+            ids = list(prompt)
+        elif _length(prompt) > _INLINE_CHARS:
+            ids = await asyncio.to_thread(self._encode, prompt)
+        else:
+            ids = self._encode(prompt)
+        param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+        if not ids:
+            raise RequestError("the prompt is empty: give at least one token", param=param)
+        if min(ids) < 0 or max(ids) >= self.model.vocab_size:
+            raise RequestError(
+                f"token ids must be in [0, {self.model.vocab_size}); the prompt has "
+                f"{min(ids)} to {max(ids)}",
+                param=param,
+            )
+        return ids
+
+    def _encode(self, prompt: str | ChatPrompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, add_special=True)
+        if self._template is None:
+            raise RequestError(
+                f"the model {self.model.name!r} has no chat template: "
+                "use /v1/completions with a prompt",
+                param="messages",
+            )
+        # The template writes the special tokens itself.
+        return self.tokenizer.encode(self._template.render(prompt), add_special=False)
+
+    def _start(
+        self, request: TextRequest, prompts: list[list[int]], meter: RequestMeter, usage: TextUsage
+    ) -> TextStream:
+        seed = self._draw_seed() if request.seed is None else request.seed
+        budgets = [self._budget(request, p, len(ids)) for p, ids in enumerate(prompts)]
+        usage.prompt_tokens = sum(map(len, prompts))
+        meter.started(usage.prompt_tokens)
+        choices = []
+        for p, ids in enumerate(prompts):
+            lead = asyncio.Event()
+            if len(ids) < LEAD_PROMPT_TOKENS:
+                lead.set()
+            for i in range(request.n):
+                params = msgspec.structs.replace(
+                    request.sampling,
+                    max_new_tokens=budgets[p],
+                    seed=(seed + i) % (1 << _SEED_BITS),
+                )
+                choice = self._choice(request, p * request.n + i, ids, params)
+                tokens = partial(self._streams.stream, _rid(request, choice.index), ids, params)
+                choices.append(ChoiceStream(choice, tokens, leads=i == 0, lead=lead))
+        return TextStream(choices, meter, usage, timeout_s=request.timeout_s)
+
+    def _choice(
+        self, request: TextRequest, index: int, ids: list[int], params: SamplingParams
+    ) -> Choice:
+        return Choice(
+            request,
+            self.tokenizer,
+            index=index,
+            silent_ids=self.model.eos_token_ids.union(params.stop_token_ids),
+            continues=not self.tokenizer.is_special(ids[-1]),
+        )
+
+    def _budget(self, request: TextRequest, position: int, prompt_tokens: int) -> int:
+        """Output tokens the request may have; raises RequestError when it can never fit."""
+        context = self.model.context_len
+        asked = request.max_new_tokens
+        prompt = request.prompts[position]
+        param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+        if prompt_tokens + (asked or 1) <= context:
+            return asked or context - prompt_tokens
+        wish = "at least one token" if asked is None else f"{asked} tokens"
+        raise RequestError(
+            f"This model's maximum context length is {context} tokens. However, you asked for "
+            f"{wish} of output after a prompt of {prompt_tokens} tokens. "
+            "Shorten the prompt or ask for fewer output tokens.",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def _rid(request: TextRequest, index: int) -> str:
+    return f"{request.rid}-{index}" if len(request.prompts) * request.n > 1 else request.rid
+
+
+def _check(request: TextRequest) -> None:
+    """The rules every front shares; raises RequestError naming the field."""
+    sampling = request.sampling
+    rules = (
+        (bool(request.prompts), "prompt", "must not be an empty list"),
+        (request.n >= 1, "n", "must be at least 1"),
+        (
+            request.max_new_tokens is None or request.max_new_tokens >= 1,
+            "max_tokens",
+            "must be at least 1",
+        ),
+        (all(request.stops), "stop", "must not contain an empty string"),
+        (0 <= sampling.temperature < float("inf"), "temperature", "must be 0 or more"),
+        (0 < sampling.top_p <= 1, "top_p", "must be above 0 and at most 1"),
+        (sampling.top_k >= 0, "top_k", "must be 0 (off) or more"),
+        (0 <= sampling.top_logprobs <= 20, "top_logprobs", "must be between 0 and 20"),
+        (
+            sampling.logprobs or not sampling.top_logprobs,
+            "top_logprobs",
+            "needs logprobs to be true",
+        ),
+        (
+            all(t >= 0 for t in sampling.stop_token_ids),
+            "stop_token_ids",
+            "must not contain negative ids",
+        ),
+    )
+    for holds, param, message in rules:
+        if not holds:
+            raise RequestError(f"{param} {message}", param=param)
+
+
+def _length(prompt: str | ChatPrompt) -> int:
+    """About how many characters the prompt has."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    return sum(len(str(message.get("content"))) for message in prompt.messages)

@@ -1,0 +1,83 @@
+"""The one or two legs of an attempt, open at the same time, as one sequence of events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Self, cast
+
+from core.errors import RankLost
+from core.wire import TokenChunk, TokenRequest
+from router.replicas import Replica
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A leg brought a chunk."""
+
+    leg: Replica
+    chunk: TokenChunk
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A leg brings no more: ``error`` is None where it ended as it should."""
+
+    leg: Replica
+    error: BaseException | None
+
+
+class Legs:
+    """Submits one request to each replica of an attempt; leaving the context aborts what runs."""
+
+    def __init__(self, replicas: tuple[Replica, ...], request: TokenRequest) -> None:
+        self._replicas = replicas
+        self._request = request
+        self._events: asyncio.Queue[Arrived | Ended] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._open = len(replicas)
+
+    @property
+    def running(self) -> bool:
+        """Is there another event to come?"""
+        return self._open > 0
+
+    async def next(self) -> Arrived | Ended:
+        event = await self._events.get()
+        self._open -= 0
+        return event
+
+    async def __aenter__(self) -> Self:
+        for replica in self._replicas:
+            task = asyncio.create_task(self._pump(replica))
+            task.add_done_callback(partial(self._ended, replica))
+            self._tasks.append(task)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _pump(self, leg: Replica) -> None:
+        last = False
+        stream = cast("AsyncGenerator[TokenChunk, None]", leg.client.stream(self._request))
+        async with aclosing(stream) as chunks:
+            async for chunk in chunks:
+                last = chunk.last or chunk.finish is not None
+                self._events.put_nowait(Arrived(leg, chunk))
+        if not last:
+            raise RankLost(f"{leg.client.incarnation} ended the stream without a reason")
+
+    def _ended(self, leg: Replica, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._events.put_nowait(Ended(leg, task.exception()))

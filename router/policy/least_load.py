@@ -1,0 +1,31 @@
+"""Fewest outstanding tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from core.wire import Int32Array
+from router.policy.base import C, Candidate
+from router.policy.round_robin import RoundRobin
+
+
+class LeastLoad:
+    """By what is booked here, then by what ranks say of themselves, then by turn.
+
+    Tokens, not requests: one long prompt is more work than many short ones. Our own bookings come
+    first, because reports are late: everything sent since the last one would be forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._turns = RoundRobin()
+
+    def choose(self, candidates: Sequence[C], token_ids: Int32Array) -> C:
+        least = min(_load(candidate) for candidate in candidates)
+        ties = [candidate for candidate in candidates if _load(candidate) == least]
+        return self._turns.choose(ties, token_ids)
+
+
+def _load(candidate: Candidate) -> tuple[int, int, int]:
+    report = candidate.load
+    requests = report.waiting_requests + report.running_requests + report.handoff_requests
+    return (candidate.outstanding_tokens, report.waiting_tokens, requests)

@@ -1,0 +1,82 @@
+"""The nouns of the front door: what every front asks for, and what it gets back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from core.wire import FinishReason, SamplingParams
+
+
+class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation that the model's chat template turns into a prompt."""
+
+    messages: tuple[dict[str, Any], ...]  # opaque: checked by ChatTemplate.render
+    template_args: dict[str, Any] = {}  # opaque: more variables for the template
+
+
+# Text, token ids, or a conversation.
+Prompt = str | tuple[int, ...] | ChatPrompt
+
+
+class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request in text. ``FrontDoor`` checks it, turns it into token streams and back."""
+
+    rid: str
+    prompts: tuple[Prompt, ...]
+    n: int = 1  # choices of each prompt; choice i of prompt p has index p * n + i
+    max_new_tokens: int | None = None  # None: the rest of the context
+    sampling: SamplingParams  # of it, max_new_tokens and seed are replaced
+    seed: int | None = None  # choice i samples with seed + i; None: one is drawn
+    stops: tuple[str, ...] = ()
+    include_stop: bool = False  # show the stop string
+    skip_special: bool = True  # do not show special tokens
+    timeout_s: float | None = None  # from arrival; then every choice ends with ABORT
+
+
+class TokenText(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One token in words a client understands."""
+
+    token_id: int
+    data: bytes  # what it stands for; may be part of a character
+    logprob: float
+
+    @property
+    def text(self) -> str:
+        return self.data.decode("utf-8", errors="replace")
+
+
+class ChosenToken(TokenText, frozen=True, kw_only=True, gc=False):
+    """A token of the output with the alternatives to it, best first."""
+
+    top: tuple[TokenText, ...] = ()
+
+
+class TextEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What became known of one choice. The last event of each choice has ``finish``."""
+
+    index: int
+    text: str = ""  # whole characters only
+    token_ids: tuple[int, ...] = ()  # behind ``text`` and what is held back of it
+    logprobs: tuple[ChosenToken, ...] = ()  # one for each token id, where asked for
+    finish: FinishReason | None = None
+    matched_stop: str | int | None = None  # the stop string, or the id of the stop token
+
+
+class TextUsage(msgspec.Struct, kw_only=True):
+    """What a whole request cost so far. Grows while the request runs."""
+
+    prompt_tokens: int = 0  # each prompt once, whatever n is
+    completion_tokens: int = 0  # of all choices
+    cached_tokens: int = 0  # of the prompts, found in a prefix cache
+
+
+class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What the front door must know of the model behind it."""
+
+    name: str  # what clients send as "model"
+    context_len: int  # tokens of one request, prompt and output
+    vocab_size: int  # token ids of a prompt are in [0, vocab_size)
+    eos_token_ids: frozenset[int] = frozenset()
+    created: int = 0  # epoch seconds

@@ -1,0 +1,156 @@
+"""The text of one request while it runs: its token streams side by side, as one iterator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from core.errors import EngineError
+from core.wire import FinishReason, TokenChunk
+from router.choice import Choice
+from router.meter import RequestMeter
+from router.text.request import TextEvent, TextUsage
+
+# Choices of a prompt this long wait for the first one's first token, and then find the prompt in
+# the prefix cache; for shorter prompts the wait costs more than computing them again.
+LEAD_PROMPT_TOKENS = 64
+
+
+class ChoiceStream:
+    """One choice and the token stream it is read from, opened when it is first read."""
+
+    def __init__(
+        self,
+        choice: Choice,
+        open_tokens: Callable[[], AsyncIterator[TokenChunk]],
+        *,
+        leads: bool,
+        lead: asyncio.Event,
+    ) -> None:
+        """``leads``: first of its prompt; the others start once ``lead`` is set."""
+        self.choice = choice
+        self.leads = leads
+        self._open_tokens = open_tokens
+        self._lead = lead
+
+    @asynccontextmanager
+    async def chunks(self) -> AsyncIterator[AsyncIterator[TokenChunk]]:
+        """The token stream; leaving the block closes it, which aborts the request behind it."""
+        if not self.leads:
+            await self._lead.wait()
+        tokens = self._open_tokens()
+        try:
+            yield tokens
+        finally:
+            self.let_others_start()
+            if (close := getattr(tokens, "aclose", None)) is not None:
+                await close()
+
+    def let_others_start(self) -> None:
+        """The prompt is in the prefix cache now, or never will be."""
+        if self.leads:
+            self._lead.set()
+
+
+class TextStream:
+    """Iterate over it once: each item holds all events that became known together.
+
+    Raises what ended a token stream with an error; all other choices end with it. ``usage`` is
+    never behind the events.
+    """
+
+    def __init__(
+        self,
+        choices: list[ChoiceStream],
+        meter: RequestMeter,
+        usage: TextUsage,
+        *,
+        timeout_s: float | None,
+    ) -> None:
+        """``timeout_s`` counts from the arrival of the request."""
+        self.usage = usage
+        self._choices = choices
+        self._meter = meter
+        self._timeout_s = timeout_s
+        self._timed_out = False
+        # Events, and the tasks that produced them, each when it is over.
+        self._queue: asyncio.Queue[TextEvent | asyncio.Task[None]] = asyncio.Queue()
+        self._steps = self._run()
+
+    @property
+    def aborted(self) -> bool:
+        """Whether it was left, or ran out of time, before every choice had ended."""
+        return self._timed_out or not all(c.choice.done for c in self._choices)
+
+    def __aiter__(self) -> AsyncIterator[list[TextEvent]]:
+        return self._steps
+
+    async def aclose(self) -> None:
+        """Stop every token stream that still runs."""
+        await self._steps.aclose()
+
+    async def _run(self) -> AsyncGenerator[list[TextEvent], None]:
+        tasks = [asyncio.create_task(self._pump(choice)) for choice in self._choices]
+        for task in tasks:
+            task.add_done_callback(self._queue.put_nowait)
+        running = len(tasks)
+        left = None if self._timeout_s is None else self._timeout_s - self._meter.age_s
+        deadline = None if left is None else asyncio.get_running_loop().time() + left
+        try:
+            while running:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        items = await self._some()
+                except TimeoutError:
+                    self._timed_out = True
+                    break
+                ended = [item for item in items if isinstance(item, asyncio.Task)]
+                if events := [item for item in items if isinstance(item, TextEvent)]:
+                    yield events
+                for task in ended:
+                    task.result()  # raises what ended it
+                running -= len(ended)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if self._timed_out:
+            yield self._ended_by_timeout()
+
+    async def _some(self) -> list[TextEvent | asyncio.Task[None]]:
+        """Wait for the next item and take all that are there with it."""
+        items = [await self._queue.get()]
+        while not self._queue.empty():
+            items.append(self._queue.get_nowait())
+        return items
+
+    def _ended_by_timeout(self) -> list[TextEvent]:
+        """What came meanwhile, and a last event for each choice that had none."""
+        late = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+        events = [item for item in late if isinstance(item, TextEvent)]
+        open_choices = [c.choice for c in self._choices if not c.choice.done]
+        return events + [choice.end(FinishReason.ABORT) for choice in open_choices]
+
+    async def _pump(self, stream: ChoiceStream) -> None:
+        """Read one token stream to the end of its choice."""
+        choice = stream.choice
+        async with stream.chunks() as chunks:
+            async for chunk in chunks:
+                stream.let_others_start()
+                before = choice.tokens
+                event = choice.absorb(chunk)
+                self._account(stream, chunk, choice.tokens - before)
+                if event is not None:
+                    self._queue.put_nowait(event)
+                if choice.done:
+                    return
+        raise EngineError(f"the token stream of choice {choice.index} ended without a reason")
+
+    def _account(self, stream: ChoiceStream, chunk: TokenChunk, tokens: int) -> None:
+        if tokens:
+            self.usage.completion_tokens += tokens
+            self._meter.tokens(stream.choice.index, tokens)
+        # The other choices find the prompt which the first one left: that saved the caller nothing.
+        if chunk.usage is not None and stream.leads:
+            self.usage.cached_tokens += chunk.usage.cached_tokens

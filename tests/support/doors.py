@@ -1,0 +1,78 @@
+"""A front door over fake token streams and the byte tokenizer, and HTTP on top of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+
+from core.clock import VirtualClock
+from core.metrics import PrometheusSink
+from router.admission import Admission
+from router.frontdoor import FrontDoor
+from router.openai.app import HttpServices, Readiness, make_app
+from router.text.chat import ChatTemplate
+from router.text.request import ServedModel
+from router.text.tokenizer import BytesTokenizer
+from tests.support.fake_streams import FakeStreams
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+
+
+def make_door(
+    streams: FakeStreams,
+    *,
+    template: str | None = TEMPLATE,
+    context_len: int = 1000,
+    limit: int = 64,
+    sink: PrometheusSink | None = None,
+) -> FrontDoor:
+    clock = VirtualClock(start=5.0)
+    return FrontDoor(
+        streams,
+        BytesTokenizer(),
+        None if template is None else ChatTemplate(template, {}, clock, name="test"),
+        ServedModel(
+            name="owner/tiny",
+            context_len=context_len,
+            vocab_size=258,
+            eos_token_ids=frozenset({257}),
+        ),
+        admission=Admission(limit, clock),
+        sink=sink or PrometheusSink(),
+        clock=clock,
+        draw_seed=lambda: 1000,
+    )
+
+
+async def _ready() -> Readiness:
+    return Readiness(ready=True)
+
+
+async def _status() -> dict[str, Any]:
+    return {"groups": 2}
+
+
+def services(
+    door: FrontDoor,
+    *,
+    ready: Callable[[], Awaitable[Readiness]] = _ready,
+    sink: PrometheusSink | None = None,
+    body_limit_mib: int = 1,
+) -> HttpServices:
+    page = (sink or PrometheusSink()).render
+    return HttpServices(
+        door=door,
+        ready=ready,
+        status=_status,
+        metrics=page,
+        version="1.2.3",
+        body_limit_mib=body_limit_mib,
+    )
+
+
+def http_client(wiring: HttpServices) -> httpx.AsyncClient:
+    """A client whose server is in this process; the server's defects become 500, as in life."""
+    transport = httpx.ASGITransport(make_app(wiring), raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://test")

@@ -1,0 +1,54 @@
+"""The configuration tree: what is refused, and that the message says where and what to do."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from core import config
+from core.errors import ConfigError
+from core.wire import Role
+
+PAIR = {"prefill": {}, "decode": {}}
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        (PAIR | {"decoder": {}}, ["decoder"]),
+        ({"prefill": {"rank": 2}, "decode": {}}, ["rank", "$.prefill"]),
+        ({"prefill": {"replicas": "two"}, "decode": {}}, ["$.prefill.replicas", "int"]),
+        ({"prefill": {"replicas": 0}, "decode": {}}, ["replicas must be at least 1", "$.prefill"]),
+        (PAIR | {"router": {"port": 70000}}, ["between 0", "$.router"]),
+        (PAIR | {"router": {"queue_limit": 0}}, ["queue_limit", "$.router"]),
+        (PAIR | {"disagg": {"protocol": "smoke"}}, ["smoke", "$.disagg.protocol"]),
+        (PAIR | {"disagg": {"peer_timeout_s": 0}}, ["peer_timeout_s", "$.disagg"]),
+        (PAIR | {"model": {"source": ""}}, ["model.source", "$.model"]),
+        (PAIR | {"cluster": {"runtime": "slurm"}}, ["slurm", "$.cluster.runtime"]),
+        ({"prefill": {}}, ["both `prefill` and `decode`"]),
+        ({}, ["or `unified` alone"]),
+        (PAIR | {"unified": {}}, ["not both"]),
+        ([], ["object", "array"]),
+    ],
+)
+def test_a_wrong_tree_is_refused_with_its_path(tree, words):
+    with pytest.raises(ConfigError) as caught:
+        config.load(tree)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_groups_come_in_request_order():
+    assert list(config.load({"decode": {}, "prefill": {}}).groups) == [Role.PREFILL, Role.DECODE]
+    assert list(config.load({"unified": {}}).groups) == [Role.UNIFIED]
+
+
+def test_a_tree_survives_its_own_plain_form():
+    tree = config.load({"unified": {"replicas": 3}, "router": {"port": 0}})
+    assert config.load(msgspec.to_builtins(tree)) == tree
+
+
+def test_the_tree_is_frozen():
+    tree = config.load(PAIR)
+    with pytest.raises(AttributeError):
+        tree.router.port = 1

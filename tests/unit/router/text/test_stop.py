@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from hypothesis import given, strategies as st
+
+from router.text.stop import StopMatcher
+
+stops_of = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
+chunks_of = st.lists(st.text("abc", max_size=5), max_size=12)
+
+
+def naive(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
+    """The first prefix of the text that ends with a stop string, without that string."""
+    for end in range(1, len(text) + 1):
+        found = [s for s in stops if text[:end].endswith(s)]
+        if found:
+            stop = max(found, key=len)
+            return text[: end if include else end - len(stop)], stop
+    return text, None
+
+
+@given(chunks=chunks_of, stops=stops_of, include=st.booleans())
+def test_like_the_naive_search_however_the_text_is_cut(chunks, stops, include):
+    matcher = StopMatcher(stops, include=include)
+    shown = ""
+    for chunk in chunks:
+        shown += matcher.push(chunk)
+        if matcher.matched:
+            break
+    else:
+        shown += matcher.flush()
+    assert (shown, matcher.matched) == naive("".join(chunks), stops, include)
+
+
+@given(chunks=chunks_of, stops=stops_of)
+def test_only_the_start_of_a_stop_string_is_held_back(chunks, stops):
+    matcher = StopMatcher(stops)
+    shown = read = ""
+    for chunk in chunks:
+        shown += matcher.push(chunk)
+        read += chunk
+        if matcher.matched:
+            break
+        held = read[len(shown) :]
+        assert shown + held == read
+        assert not held or any(stop.startswith(held) for stop in stops)
+
+
+def test_without_stop_strings_nothing_is_held():
+    assert StopMatcher(()).push("abc") == "abc"

@@ -1,0 +1,136 @@
+"""Engine: events in, ``step(now)``, reports out. Synchronous, single-threaded, no I/O, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from core.rpc.events import (
+    Aborted,
+    PeerLost,
+    PeerMessage,
+    Pinged,
+    RankEvent,
+    RouterLost,
+    StatusAsked,
+    Submitted,
+)
+from core.wire import (
+    ErrorKind,
+    FinishReason,
+    LoadReport,
+    StepReport,
+    TokenRequest,
+)
+from worker.plan import Runner
+from worker.roles.base import Role
+from worker.scheduler.scheduler import Scheduler
+from worker.sequence import Sequence, SequenceState
+from worker.streams import Streams
+
+ENDED = frozenset({SequenceState.CLOSING, SequenceState.FINISHED})
+
+
+@dataclass(slots=True)
+class Engine:
+    """One rank's requests from arrival to the last page. Owned by one thread."""
+
+    role: Role
+    scheduler: Scheduler
+    runner: Runner[Any]  # opaque tickets
+    streams: Streams
+    steps: int = 0
+    _pinged: set[str] = field(default_factory=set)
+
+    def handle(self, event: RankEvent) -> None:
+        """Take one event of the inbox."""
+        match event:
+            case Submitted(router, request):
+                self._submit(router, request)
+            case Aborted(router, rid):
+                sequence = self.streams.find(rid)
+                if sequence is not None and sequence.router == router:
+                    self._abort(sequence)
+            case RouterLost(router):
+                for sequence in self.streams.of_router(router):
+                    self._abort(sequence)
+            case Pinged(router):
+                self._pinged.add(router)
+            case PeerMessage(peer, data):
+                self.role.on_peer(peer, data)
+            case PeerLost(peer):
+                self.role.on_peer_lost(peer)
+            case StatusAsked():
+                raise AssertionError("the step loop answers for itself")
+
+    def step(self, now: float) -> dict[str, StepReport]:
+        """Run one step if anything can run; what is to be said to each router."""
+        self.role.poll(now)
+        step = self.scheduler.next_plan()
+        if step is not None:
+            ticket = self.runner.launch(step.plan)
+            self.steps += 1
+            for progress in self.scheduler.absorb(step, self.runner.collect(ticket)):
+                self.role.advance(progress)
+        return self._reports()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing can run before the next event."""
+        return self.scheduler.idle
+
+    def load(self) -> LoadReport:
+        waiting = [*self.scheduler.waiting, *self.role.waiting]
+        account = self.scheduler.cache.account()
+        sent, received = self.role.kv_bytes
+        return LoadReport(
+            waiting_requests=len(waiting),
+            waiting_tokens=sum(s.length for s in waiting) + self.scheduler.uncomputed_tokens,
+            running_requests=len(self.scheduler.running),
+            handoff_requests=max(0, len(self.streams) - len(waiting) - len(self.scheduler.running)),
+            free_pages=account.free,
+            cached_pages=self.scheduler.cache.tree.evictable,
+            total_pages=account.total,
+            steps=self.steps,
+            prompt_tokens=self.streams.prompt_tokens,
+            cached_tokens=self.streams.cached_tokens,
+            output_tokens=self.streams.output_tokens,
+            retractions=self.scheduler.retractions,
+            kv_bytes_sent=sent,
+            kv_bytes_received=received,
+        )
+
+    def _reports(self) -> dict[str, StepReport]:
+        said = self.streams.take()
+        routers = self._pinged | said.keys()
+        self._pinged = set()
+        if not routers:
+            return {}
+        load = self.load()
+        return {r: StepReport(chunks=tuple(said.get(r, ())), load=load) for r in routers}
+
+    def _submit(self, router: str, request: TokenRequest) -> None:
+        if problem := self._problem(request):
+            self.streams.refuse(request, router, ErrorKind.INVALID, problem)
+            self.role.refuse(request, ErrorKind.INVALID, problem)
+            return
+        sequence = Sequence.of(request, router, self.scheduler.limits.context_len)
+        self.streams.open(sequence)
+        self.role.admit(sequence)
+
+    def _problem(self, request: TokenRequest) -> str | None:
+        """Why the request can never work here; the backstop behind the front door."""
+        length, most = len(request.token_ids) // 4, self.scheduler.limits.context_len
+        if not 0 < request.prompt_len <= length:
+            return "a request needs at least one prompt token"
+        if length >= most:
+            return f"the prompt has {length} tokens, and this rank takes at most {most - 1}"
+        if request.params.max_new_tokens <= length - request.prompt_len:
+            return "max_new_tokens must be larger than the output so far"
+        if self.streams.find(request.rid) is not None:
+            return f"request id {request.rid!r} is in use"
+        return None
+
+    def _abort(self, sequence: Sequence) -> None:
+        if sequence.state not in ENDED:
+            self.role.stop(sequence, FinishReason.ABORT, None)

@@ -1,0 +1,127 @@
+"""RankHost: one rank, whole: engine, step loop thread, gRPC server and peer links.
+
+Whoever runs an asyncio loop can host a rank: a Ray actor does on a cluster, a test in its own
+process. The step loop never awaits and the asyncio loop never computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable
+
+from core.clock import Clock, RealClock
+from core.config import RankSpec
+from core.rpc.events import PeerLost, PeerMessage, RankEvent
+from core.rpc.peer import LinkPace, PeerLinks
+from core.rpc.server import RankServer, ServerLimits
+from core.wire import Incarnation, RankInfo, Role
+from worker.build import Built, build
+from worker.loop import StepLoop
+
+
+class RankHost:
+    """Made by ``start``; ``info`` says where it listens."""
+
+    def __init__(
+        self, built: Built, server: RankServer, links: PeerLinks | None, loop: StepLoop
+    ) -> None:
+        self._built = built
+        self._server = server
+        self._links = links
+        self._loop = loop
+
+    @property
+    def info(self) -> RankInfo:
+        return self._loop.info
+
+    @classmethod
+    async def start(
+        cls, spec: RankSpec, on_crash: Callable[[], None], clock: Clock | None = None
+    ) -> RankHost:
+        """Load, listen and serve; returns when the rank can take requests.
+
+        Raises OperatorError when the model or a library is at fault. ``on_crash`` is called from
+        the step thread if it dies.
+        """
+        server = RankServer(ServerLimits(peer_pace=_pace(spec)))
+        incarnation = Incarnation(
+            rank=spec.rank, endpoint=server.bind(spec.host), nonce=secrets.token_hex(8)
+        )
+        wiring = _Wiring(server)
+        built = await asyncio.to_thread(build, spec, wiring)
+        info = _info(spec, incarnation, built)
+        loop = StepLoop(built.engine, info, clock or RealClock(), server.deliver, on_crash)
+        links = None
+        if spec.role is Role.DECODE:
+            links = PeerLinks(str(incarnation), wiring.heard, wiring.lost, pace=_pace(spec))
+        wiring.connect(loop, links)
+        loop.start()
+        await server.start(loop)
+        return cls(built, server, links, loop)
+
+    async def stop(self) -> None:
+        """Stop serving; live requests end with their sessions."""
+        await self._server.stop()
+        await asyncio.to_thread(self._loop.stop)
+        if self._links is not None:
+            await self._links.close()
+        self._built.close()
+
+
+class _Wiring:
+    """Joins the engine to its loop and its peers, which are made after it.
+
+    A decode rank speaks over links that it opens, a prefill rank on those that it was called on.
+    """
+
+    def __init__(self, server: RankServer) -> None:
+        self._server = server
+        self._loop: StepLoop | None = None
+        self._links: PeerLinks | None = None
+
+    def connect(self, loop: StepLoop, links: PeerLinks | None) -> None:
+        self._loop, self._links = loop, links
+
+    def dial(self, target: Incarnation) -> str:
+        assert self._links is not None, "only a decode rank opens links"
+        return self._links.open(target)
+
+    def send(self, peer: str, data: bytes) -> None:
+        (self._links.send if self._links is not None else self._server.deliver_peer)(peer, data)
+
+    def wake(self) -> None:
+        if self._loop is not None:
+            self._loop.wake()
+
+    def heard(self, peer: str, data: bytes) -> None:
+        self._post(PeerMessage(peer, data))
+
+    def lost(self, peer: str) -> None:
+        self._post(PeerLost(peer))
+
+    def _post(self, event: RankEvent) -> None:
+        if self._loop is not None:
+            self._loop.post(event)
+
+
+def _pace(spec: RankSpec) -> LinkPace:
+    silence = spec.disagg.peer_timeout_s
+    return LinkPace(heartbeat_s=min(1.0, silence / 4), silence_s=silence)
+
+
+def _info(spec: RankSpec, incarnation: Incarnation, built: Built) -> RankInfo:
+    return RankInfo(
+        incarnation=incarnation,
+        role=spec.role,
+        model=spec.served_name,
+        context_len=built.context_len,
+        total_pages=built.pages,
+        page_size=1,
+        kv_bytes_per_token=built.bytes_per_token,
+        dtype=spec.dtype,
+        attention=spec.group.attention,
+        threads=spec.group.threads,
+        pid=os.getpid(),
+    )

@@ -1,0 +1,31 @@
+"""Gated MLP: down(silu(gate(x)) * up(x))."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from worker.layers.linear import Linear
+from worker.layers.parameter import Slots
+
+
+class GatedMlp:
+    """gate and up are one fused matrix."""
+
+    def __init__(self, hidden: int, intermediate: int, dtype: torch.dtype) -> None:
+        self._gate_up = Linear(hidden, {"gate_proj": intermediate, "up_proj": intermediate}, dtype)
+        self._down = Linear(intermediate, {"down_proj": hidden}, dtype)
+
+    def slots(self, prefix: str) -> Slots:
+        yield from self._gate_up.slots(prefix)
+        yield from self._down.slots(prefix)
+
+    def pack(self) -> None:
+        self._gate_up.pack()
+        self._down.pack()
+
+    def __call__(self, x: Float[Tensor, "T hidden"]) -> Float[Tensor, "T hidden"]:
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
+        return self._down(F.silu(gate).mul_(up))

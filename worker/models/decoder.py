@@ -1,0 +1,118 @@
+"""Decoder: embedding, layers of attention and MLP with residuals, norm, LM head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Complex64, Float
+from torch import Tensor
+
+from worker.attention.base import AttentionBackend
+from worker.cache.kv_pool import KVPool
+from worker.layers.embedding import Embedding, LmHead
+from worker.layers.norm import RMSNorm
+from worker.layers.parameter import Slots
+from worker.layers.rope import Rope
+from worker.models.spec import ModelSpec
+from worker.pack import ForwardInput
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What all layers of one step share."""
+
+    plan: Any  # opaque: the attention backend's
+    rotations: Complex64[Tensor, "T 1 pairs"]
+    pool: KVPool
+
+
+@runtime_checkable
+class Attention(Protocol):
+    """The attention half of one layer, projections included."""
+
+    def slots(self, prefix: str) -> Slots: ...
+
+    def pack(self) -> None: ...
+
+    def __call__(
+        self, x: Float[Tensor, "T hidden"], context: Context
+    ) -> Float[Tensor, "T hidden"]: ...
+
+
+@runtime_checkable
+class Mlp(Protocol):
+    """The other half of one layer: dense or a mixture of experts."""
+
+    def slots(self, prefix: str) -> Slots: ...
+
+    def pack(self) -> None: ...
+
+    def __call__(self, x: Float[Tensor, "T hidden"]) -> Float[Tensor, "T hidden"]: ...
+
+
+class Layer:
+    """Pre-norm residual layer."""
+
+    def __init__(self, spec: ModelSpec, attention: Attention, mlp: Mlp, dtype: torch.dtype) -> None:
+        self._attention = attention
+        self._mlp = mlp
+        self._before_attention = RMSNorm(spec.hidden, spec.norm_eps, dtype)
+        self._before_mlp = RMSNorm(spec.hidden, spec.norm_eps, dtype)
+
+    def slots(self, prefix: str) -> Slots:
+        yield from self._before_attention.slots(f"{prefix}input_layernorm.")
+        yield from self._attention.slots(f"{prefix}self_attn.")
+        yield from self._before_mlp.slots(f"{prefix}post_attention_layernorm.")
+        yield from self._mlp.slots(f"{prefix}mlp.")
+
+    def pack(self) -> None:
+        self._attention.pack()
+        self._mlp.pack()
+
+    def __call__(self, x: Float[Tensor, "T hidden"], context: Context) -> Float[Tensor, "T hidden"]:
+        """Add both halves to the residual stream ``x``, in place."""
+        x.add_(self._attention(self._before_attention(x), context))
+        return x.add_(self._mlp(self._before_mlp(x)))
+
+
+class Decoder:
+    """A decoder-only language model; implements Model."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layers: Sequence[Layer],
+        backend: AttentionBackend,
+        dtype: torch.dtype,
+    ) -> None:
+        self.spec = spec
+        self._backend = backend
+        self._layers = tuple(layers)
+        self._rope = Rope(spec.rope, spec.rope_dim, spec.context_len)
+        self._embedding = Embedding(spec.vocab, spec.hidden, dtype)
+        self._norm = RMSNorm(spec.hidden, spec.norm_eps, dtype)
+        self._head = LmHead(self._embedding, tied=spec.tie_embeddings)
+
+    def slots(self) -> Slots:
+        yield from self._embedding.slots("model.embed_tokens.")
+        for index, layer in enumerate(self._layers):
+            yield from layer.slots(f"model.layers.{index}.")
+        yield from self._norm.slots("model.norm.")
+        yield from self._head.slots()
+
+    def pack(self) -> None:
+        for layer in self._layers:
+            layer.pack()
+        self._head.pack()
+
+    @torch.inference_mode()
+    def forward(self, step: ForwardInput, pool: KVPool) -> Float[Tensor, "L vocab"]:
+        """See Model."""
+        context = Context(self._backend.plan(step), self._rope.at(step.positions), pool)
+        x = self._embedding(step.token_ids)
+        for layer in self._layers:
+            x = layer(x, context)
+        return self._head(self._norm(x.index_select(0, step.logit_rows)))

@@ -1,0 +1,113 @@
+"""Stream safetensors into a model's final tensors; every tensor must be accounted for."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+
+from core.errors import ModelError
+from worker.attention.base import ATTENTION
+from worker.layers.parameter import Slot
+from worker.models.base import MODELS, Model
+from worker.models.spec import ModelSpec
+
+DISK_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LISTED = 5  # names that an error message lists
+
+
+def load_model(folder: Path, spec: ModelSpec, dtype: torch.dtype, attention: str = "auto") -> Model:
+    """Build the model of ``spec``, fill it from the folder's safetensors, pack it.
+
+    Memory peaks at about one copy of the weights: tensors are copied one by one from mapped
+    files to where they stay, then packed one by one. Raises ModelError for missing, unexpected
+    or mis-shaped tensors and for a broken or missing file; UnknownBackend for ``attention``.
+    """
+    model = MODELS.load(spec.architecture)(spec, dtype, ATTENTION.load(attention)())
+    slots = dict(model.slots())
+    names_by_file = {path: _names(path) for path in weight_files(folder)}
+    _check_names(folder, spec, set(slots), names_by_file.values())
+    for path, names in names_by_file.items():
+        _fill(path, {name: slots[name] for name in names if name in slots})
+    model.pack()
+    return model
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The safetensors files of a model folder: one, or those that an index names."""
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.exists():
+        try:
+            weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+        except (OSError, msgspec.DecodeError) as error:
+            raise ModelError(f"{index} is not a safetensors index: {error}") from error
+        files = tuple(folder / name for name in sorted(set(weight_map.values())))
+    else:
+        files = (single,)
+    if absent := [path.name for path in files if not path.is_file()]:
+        raise ModelError(f"{folder}: weights are missing: {', '.join(absent)}")
+    return files
+
+
+class _Index(msgspec.Struct, frozen=True):
+    weight_map: dict[str, str]  # tensor -> file name
+
+
+def _names(path: Path) -> tuple[str, ...]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return tuple(file.keys())
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path} is not a readable safetensors file: {error}") from error
+
+
+def _check_names(
+    folder: Path, spec: ModelSpec, expected: set[str], found: Iterable[tuple[str, ...]]
+) -> None:
+    names = [name for file in found for name in file]
+    if missing := expected - set(names):
+        raise ModelError(f"{folder}: {len(missing)} tensors are missing: {_some(missing)}")
+    if unexpected := {n for n in names if n not in expected and not _is_surplus(n, spec)}:
+        raise ModelError(
+            f"{folder}: {len(unexpected)} tensors belong to no part of {spec.architecture} as "
+            f"config.json describes it: {_some(unexpected)}"
+        )
+    if twice := {n for n, count in Counter(names).items() if count > 1}:
+        raise ModelError(f"{folder}: {len(twice)} tensors are in two files: {_some(twice)}")
+
+
+def _is_surplus(name: str, spec: ModelSpec) -> bool:
+    """Tensors that checkpoints may hold and this model does not need."""
+    if name == "lm_head.weight":
+        return spec.tie_embeddings
+    if name.endswith("rotary_emb.inv_freq"):
+        return True
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    return layer is not None and int(layer[1]) >= spec.layers  # multi-token prediction
+
+
+def _fill(path: Path, slots: dict[str, Slot]) -> None:
+    with safe_open(path, framework="pt") as file:
+        for name, slot in slots.items():
+            tensor: torch.Tensor = file.get_tensor(name)
+            if tuple(tensor.shape) != slot.shape:
+                raise ModelError(
+                    f"{path}: tensor {name} has shape {list(tensor.shape)}, but config.json "
+                    f"asks for {list(slot.shape)}"
+                )
+            if tensor.dtype not in DISK_DTYPES:
+                raise ModelError(
+                    f"{path}: tensor {name} is {tensor.dtype}; supported: {DISK_DTYPES}"
+                )
+            slot.fill(tensor)
+
+
+def _some(names: set[str]) -> str:
+    listed = sorted(names)
+    more = f" and {len(listed) - LISTED} more" if len(listed) > LISTED else ""
+    return ", ".join(listed[:LISTED]) + more

@@ -1,0 +1,52 @@
+"""StepPlan -> ForwardInput: the tensors that a forward pass needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from worker.plan import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardInput:
+    """One step. Sequence ``b`` owns tokens ``query_start[b]:query_start[b+1]`` of the step.
+
+    Its KV after this step is ``slots[b][:kv_lens[b]]``: cached and earlier tokens first, then the
+    tokens of this step, in order of position. So the new tokens of ``b`` sit at positions
+    ``kv_lens[b] - query_len[b] .. kv_lens[b] - 1`` and are written to ``write_slots`` before
+    anything attends to them.
+    """
+
+    token_ids: Int64[Tensor, "T"]
+    positions: Int64[Tensor, "T"]
+    write_slots: Int64[Tensor, "T"]
+    query_start: tuple[int, ...]  # B + 1
+    kv_lens: tuple[int, ...]  # B
+    slots: tuple[Int64[Tensor, "_"], ...]  # B; each of length kv_lens[b]
+    logit_rows: Int64[Tensor, "L"]  # which of the T tokens need logits
+
+
+def pack(plan: StepPlan, table: Int64[Tensor, "rows width"]) -> ForwardInput:
+    """Make the tensors of one step. ``table`` shares memory with the request table.
+
+    The slots of a sequence are views of its row, so the row must not change while the step runs.
+    """
+    spans = list(zip(plan.rows, plan.query_start, plan.query_start[1:], plan.kv_lens, strict=False))
+    write_slots = [table[row, kv - (end - start) : kv] for row, start, end, kv in spans]
+    positions = [torch.arange(kv - (end - start), kv) for _, start, end, kv in spans]
+    return ForwardInput(
+        token_ids=torch.from_numpy(plan.token_ids.astype(np.int64)),
+        positions=torch.cat(positions),
+        write_slots=torch.cat(write_slots),
+        query_start=plan.query_start,
+        kv_lens=plan.kv_lens,
+        slots=tuple(table[row, :kv] for row, _, _, kv in spans),
+        logit_rows=torch.tensor(
+            [plan.query_start[s.index + 1] - 1 for s in plan.samples], dtype=torch.int64
+        ),
+    )

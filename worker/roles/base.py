@@ -1,0 +1,51 @@
+"""Role: what prefill, decode and unified ranks do differently, as one small object each."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from core.wire import ErrorKind, FinishReason, StreamError, TokenRequest
+from worker.scheduler.scheduler import Progress
+from worker.sequence import Sequence
+
+
+class Role(Protocol):
+    """Given to the engine; called from its thread only. No call may block."""
+
+    def admit(self, sequence: Sequence) -> None:
+        """A new request, already opened in the streams."""
+        ...
+
+    def refuse(self, request: TokenRequest, kind: ErrorKind, message: str) -> None:
+        """A request that cannot be taken; the router has been told, a peer may have to be."""
+        ...
+
+    def advance(self, progress: Progress) -> None:
+        """A step computed a chunk or sampled a token for a running sequence."""
+        ...
+
+    def stop(self, sequence: Sequence, finish: FinishReason, error: StreamError | None) -> None:
+        """End a sequence that has not ended; its pages go back once no peer uses them."""
+        ...
+
+    def poll(self, now: float) -> None:
+        """Called at the top of every step: hear what the transport has to say."""
+        ...
+
+    def on_peer(self, peer: str, data: bytes) -> None: ...
+
+    def on_peer_lost(self, peer: str) -> None: ...
+
+    def counts(self) -> dict[str, int]:
+        """Handoff phase -> rooms."""
+        ...
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """Sequences that wait outside the scheduler's queue."""
+        ...
+
+    @property
+    def kv_bytes(self) -> tuple[int, int]:
+        """Bytes of KV (sent, received) since start."""
+        ...

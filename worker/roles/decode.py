@@ -1,0 +1,149 @@
+"""DecodeRole: reserves pages, announces them to the prefill rank, generates once the KV is there.
+
+Pages that were announced are released only when the receiver says so: a peer may still write them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from core.wire import ErrorKind, FinishReason, Incarnation, StreamError, TokenRequest
+from disagg.receiver import Failed, Ready, Receiver, Released
+from worker.roles.prefill import single_token
+from worker.scheduler.scheduler import Progress, Scheduler
+from worker.scheduler.waiting import WaitingQueue
+from worker.sequence import Sequence, SequenceState
+from worker.streams import Streams
+
+Dial = Callable[[Incarnation], str]  # a prefill rank -> the name of the link to it
+
+
+class DecodeRole:
+    """Retracted sequences compute themselves again here, as mixed rows; nothing is sent twice."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        streams: Streams,
+        receiver: Receiver,
+        dial: Dial,
+        eos: frozenset[int],
+    ) -> None:
+        self._scheduler = scheduler
+        self._streams = streams
+        self._receiver = receiver
+        self._dial = dial
+        self._eos = eos
+        self._arrivals = WaitingQueue()  # want pages
+        self._rooms: dict[int, Sequence] = {}  # announced, until the pages are ours alone
+
+    def admit(self, sequence: Sequence) -> None:
+        if single_token(sequence):  # the prefill rank does it all
+            self._streams.end(sequence, None, None)
+            sequence.move(SequenceState.FINISHED)
+            self._streams.forget(sequence)
+        elif sequence.room in self._rooms:
+            self._end(sequence, FinishReason.ERROR, _REUSED)
+        else:
+            self._arrivals.push(sequence)
+
+    def refuse(self, request: TokenRequest, kind: ErrorKind, message: str) -> None:
+        """The prefill rank was not told of the room yet; the router stops its leg."""
+
+    def advance(self, progress: Progress) -> None:
+        if progress.token is None:
+            return
+        sequence = progress.sequence
+        finish = sequence.finish_reason(self._eos, self._scheduler.limits.context_len)
+        self._streams.token(sequence, progress.logprob, finish)
+        if finish is not None:
+            self._leave(sequence)
+
+    def stop(self, sequence: Sequence, finish: FinishReason, error: StreamError | None) -> None:
+        self._streams.end(sequence, finish, error)
+        if sequence in self._arrivals:
+            self._arrivals.remove(sequence)
+            self._finish(sequence)
+        elif sequence.state is SequenceState.AWAITING_KV:
+            sequence.move(SequenceState.CLOSING)
+            self._receiver.cancel(sequence.room, "the request was aborted")
+        else:
+            self._leave(sequence)
+
+    def poll(self, now: float) -> None:
+        for outcome in self._receiver.poll():
+            sequence = self._rooms[outcome.room]
+            match outcome:
+                case Ready():
+                    self._begin(sequence, outcome.first_token)
+                case Failed():
+                    if sequence.state is SequenceState.AWAITING_KV:
+                        error = StreamError(kind=outcome.kind, message=outcome.message)
+                        self._streams.end(sequence, FinishReason.ERROR, error)
+                        sequence.move(SequenceState.CLOSING)
+                case Released():
+                    del self._rooms[sequence.room]
+                    # What arrived may be incomplete, so nothing of it is kept.
+                    self._scheduler.cache.release(sequence, keep=False)
+                    self._finish(sequence)
+        self._reserve()
+
+    def on_peer(self, peer: str, data: bytes) -> None:
+        self._receiver.on_message(peer, data)
+
+    def on_peer_lost(self, peer: str) -> None:
+        self._receiver.on_peer_lost(peer)
+
+    def counts(self) -> dict[str, int]:
+        return {"pending": len(self._arrivals), **self._receiver.counts()}
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        return list(self._arrivals)
+
+    @property
+    def kv_bytes(self) -> tuple[int, int]:
+        return 0, self._receiver.bytes_received
+
+    def _reserve(self) -> None:
+        """Announce what fits, in order; retracted sequences have the first claim on pages."""
+        scheduler = self._scheduler
+        table = scheduler.cache.table
+        while len(self._arrivals) and not len(scheduler.waiting) and table.free:
+            sequence = next(iter(self._arrivals))
+            to = sequence.length
+            if not scheduler.admission.reserve(sequence, scheduler.running, to, to):
+                return
+            self._arrivals.remove(sequence)
+            sequence.move(SequenceState.AWAITING_KV)
+            self._rooms[sequence.room] = sequence
+            slots = table.read(sequence.row, sequence.shared_len, to)
+            peer = self._dial(sequence.request.route.prefill)
+            self._receiver.announce(sequence.room, sequence.rid, peer, sequence.shared_len, slots)
+
+    def _begin(self, sequence: Sequence, first_token: int) -> None:
+        del self._rooms[sequence.room]
+        sequence.computed_len = sequence.length
+        self._scheduler.cache.commit(sequence)
+        sequence.append(first_token)
+        self._scheduler.resume(sequence)
+        finish = sequence.finish_reason(self._eos, self._scheduler.limits.context_len)
+        if finish is not None:  # the prefill rank has said so already
+            self._streams.end(sequence, finish, None)
+            self._leave(sequence)
+
+    def _end(self, sequence: Sequence, finish: FinishReason, error: StreamError) -> None:
+        self._streams.end(sequence, finish, error)
+        self._finish(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        self._scheduler.remove(sequence)
+        self._scheduler.cache.release(sequence)
+        self._finish(sequence)
+
+    def _finish(self, sequence: Sequence) -> None:
+        sequence.move(SequenceState.FINISHED)
+        self._streams.forget(sequence)
+
+
+_REUSED = StreamError(kind=ErrorKind.INVALID, message="this room is in use by another request")

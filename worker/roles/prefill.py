@@ -1,0 +1,126 @@
+"""PrefillRole: computes prompts, emits the first token, hands the KV over.
+
+A room's pages stay locked until the sender says Closed: until then the transport may read them.
+"""
+
+from __future__ import annotations
+
+from core.wire import ErrorKind, FinishReason, StreamError, TokenRequest
+from disagg.sender import Sender
+from worker.scheduler.scheduler import Progress, Scheduler
+from worker.sequence import Sequence, SequenceState
+from worker.streams import Streams
+
+
+class PrefillRole:
+    """Pushes each finished chunk while the next one is computed."""
+
+    def __init__(
+        self, scheduler: Scheduler, streams: Streams, sender: Sender, eos: frozenset[int]
+    ) -> None:
+        self._scheduler = scheduler
+        self._streams = streams
+        self._sender = sender
+        self._eos = eos
+        self._rooms: dict[int, Sequence] = {}
+        cache = scheduler.cache
+        # Optimistic prefill: prompts may be computed before a decode rank has claimed them, but
+        # any claimed request must still fit beside them, or both sides could wait for each other.
+        total, longest = cache.slots.total, scheduler.limits.context_len
+        self._unclaimed_budget = min(total // 2, total - longest)
+
+    def gate(self, sequence: Sequence) -> bool:
+        """Whether admission may start the sequence now."""
+        if single_token(sequence) or self._sender.claimed(sequence.room):
+            return True
+        held = sum(
+            s.allocated_len for s in self._rooms.values() if not self._sender.claimed(s.room)
+        )
+        return held + sequence.length <= self._unclaimed_budget
+
+    def admit(self, sequence: Sequence) -> None:
+        if not single_token(sequence):
+            self._rooms[sequence.room] = sequence
+            self._sender.open(sequence.room, sequence.rid, sequence.length)
+        self._scheduler.add(sequence)
+
+    def refuse(self, request: TokenRequest, kind: ErrorKind, message: str) -> None:
+        room = request.route.room
+        if room not in self._rooms:
+            self._sender.abort(room, kind, message)
+
+    def advance(self, progress: Progress) -> None:
+        sequence = progress.sequence
+        if sequence.room not in self._rooms:
+            self._advance_alone(progress)
+            return
+        upto = sequence.computed_len
+        self._sender.push(sequence.room, self._scheduler.cache.table.read(sequence.row, 0, upto))
+        if progress.token is None:
+            return
+        finish = sequence.finish_reason(self._eos, self._scheduler.limits.context_len)
+        self._streams.token(sequence, progress.logprob, finish, last=True)
+        self._scheduler.remove(sequence)
+        sequence.move(SequenceState.SENDING)
+        self._sender.finish(sequence.room, progress.token)
+
+    def stop(self, sequence: Sequence, finish: FinishReason, error: StreamError | None) -> None:
+        if sequence.state is not SequenceState.SENDING:  # else its last chunk is out already
+            self._streams.end(sequence, finish, error)
+            self._scheduler.remove(sequence)
+        if sequence.room not in self._rooms:
+            self._release(sequence)
+            return
+        sequence.move(SequenceState.CLOSING)
+        kind, message = (error.kind, error.message) if error else _GONE
+        self._sender.abort(sequence.room, kind, message)
+
+    def poll(self, now: float) -> None:
+        for closed in self._sender.poll(now):
+            sequence = self._rooms.pop(closed.room, None)
+            if sequence is None:
+                continue  # the room of a request that was refused
+            if sequence.state in {SequenceState.WAITING, SequenceState.RUNNING}:
+                self._scheduler.remove(sequence)
+                error = StreamError(kind=ErrorKind.UNAVAILABLE, message=closed.message)
+                self._streams.end(sequence, FinishReason.ERROR, error)
+            self._release(sequence)
+
+    def on_peer(self, peer: str, data: bytes) -> None:
+        self._sender.on_message(peer, data)
+
+    def on_peer_lost(self, peer: str) -> None:
+        self._sender.on_peer_lost(peer)
+
+    def counts(self) -> dict[str, int]:
+        return self._sender.counts()
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        return []
+
+    @property
+    def kv_bytes(self) -> tuple[int, int]:
+        return self._sender.bytes_sent, 0
+
+    def _advance_alone(self, progress: Progress) -> None:
+        """A request that ends at its first token moves no KV."""
+        if progress.token is not None:
+            sequence = progress.sequence
+            finish = sequence.finish_reason(self._eos, self._scheduler.limits.context_len)
+            self._streams.token(sequence, progress.logprob, finish, last=True)
+            self._scheduler.remove(sequence)
+            self._release(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self._scheduler.cache.release(sequence)
+        sequence.move(SequenceState.FINISHED)
+        self._streams.forget(sequence)
+
+
+_GONE = (ErrorKind.UNAVAILABLE, "the request was aborted at the prefill rank")
+
+
+def single_token(sequence: Sequence) -> bool:
+    """Whether the first token is the last one wanted: known before anything is computed."""
+    return sequence.params.max_new_tokens - sequence.output_len <= 1

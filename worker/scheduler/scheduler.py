@@ -1,0 +1,162 @@
+"""Scheduler: what runs next. No tensors, no clock, no I/O.
+
+Continuous batching with chunked prefill: each step takes every decoding sequence, then the next
+chunks of started prompts, then new ones, within one token budget. When pages run out the cache is
+evicted first; then the sequence that has generated least is retracted: its KV stays in the cache
+while it can, and it waits at the front of the queue with its output kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from core.wire import TokenLogprob
+from worker.cache.prefix_cache import PrefixCache
+from worker.plan import RowKind, SampleRow, StepPlan, StepResult
+from worker.scheduler.admission import Admission, Gate, Limits, always
+from worker.scheduler.waiting import WaitingQueue
+from worker.sequence import Sequence, SequenceState
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """One sequence's part in a step."""
+
+    sequence: Sequence
+    kind: RowKind
+    take: int  # tokens computed in this step
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A plan and whom it serves, in the plan's row order."""
+
+    plan: StepPlan
+    batch: tuple[Scheduled, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a step did for one sequence that is still running."""
+
+    sequence: Sequence
+    kind: RowKind
+    token: int | None  # None: a chunk that was not the prompt's last
+    logprob: TokenLogprob | None
+
+
+class Scheduler:
+    """Owns the waiting queue and the running set of one rank."""
+
+    def __init__(self, cache: PrefixCache, limits: Limits, gate: Gate = always) -> None:
+        self.cache = cache
+        self.limits = limits
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []
+        self.retractions = 0
+        self.admission = Admission(cache, limits, gate)
+
+    def add(self, sequence: Sequence) -> None:
+        """A new sequence that owns nothing yet."""
+        self.waiting.push(sequence)
+
+    def resume(self, sequence: Sequence) -> None:
+        """A sequence whose prompt was computed elsewhere and whose pages are here."""
+        sequence.move(SequenceState.RUNNING)
+        self.running.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take it out of queue or running set; its pages stay its own."""
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        else:
+            self.running.remove(sequence)
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not len(self.waiting)
+
+    @property
+    def uncomputed_tokens(self) -> int:
+        """Prompt tokens of started sequences that no step has taken yet."""
+        return sum(s.remaining for s in self.running if s.remaining > 1)
+
+    def next_plan(self) -> Step | None:
+        """The next step, or None when nothing can run."""
+        batch = self._decodes()
+        budget = self.limits.step_tokens - len(batch)
+        chunks = [s for s in self.running if s.remaining > 1]
+        unspoken = budget - sum(s.remaining for s in chunks)
+        for sequence in self.admission.admit(self.waiting, self.running, unspoken):
+            sequence.move(SequenceState.RUNNING)
+            chunks.append(sequence)
+        for sequence in chunks:
+            take = min(sequence.remaining, budget)
+            if take <= 0:
+                break
+            batch.append(Scheduled(sequence, RowKind.EXTEND, take))
+            budget -= take
+        return Step(_plan(batch), tuple(batch)) if batch else None
+
+    def absorb(self, step: Step, result: StepResult) -> list[Progress]:
+        """Book a collected step; may come late. Sequences that left meanwhile are skipped."""
+        sampled = {row.index: i for i, row in enumerate(step.plan.samples)}
+        progress: list[Progress] = []
+        for index, part in enumerate(step.batch):
+            sequence = part.sequence
+            if sequence.state is not SequenceState.RUNNING:
+                continue
+            sequence.computed_len += part.take
+            token, logprob = None, None
+            if (at := sampled.get(index)) is not None:
+                token, logprob = result.token_ids[at], result.logprobs[at]
+                sequence.append(token)
+            if part.kind is RowKind.EXTEND:
+                self.cache.commit(sequence)
+            progress.append(Progress(sequence, part.kind, token, logprob))
+        return progress
+
+    def retract(self, sequence: Sequence) -> None:
+        """Take its pages away; later it computes itself again, from the cache where it can."""
+        self.running.remove(sequence)
+        self.cache.release(sequence)
+        sequence.retractions += 1
+        self.retractions += 1
+        sequence.move(SequenceState.WAITING)
+        self.waiting.push_front(sequence)
+
+    def _decodes(self) -> list[Scheduled]:
+        wanting = [s for s in self.running if s.remaining == 1]
+        served = [s for s in wanting if self._make_room(s)]
+        # Making room for a later one may have retracted an earlier one.
+        alive = [s for s in served if s.state is SequenceState.RUNNING]
+        return [Scheduled(s, RowKind.DECODE, 1) for s in alive]
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """A page for the next token, retracting others, at last itself."""
+        while sequence.state is SequenceState.RUNNING:
+            if self.cache.grow(sequence, len(sequence.tokens) - 1):
+                return True
+            self.retract(min(self.running, key=lambda s: (s.generated_here, -s.length)))
+        return False
+
+
+def _plan(batch: list[Scheduled]) -> StepPlan:
+    starts = [0]
+    pieces, samples = [], []
+    for index, part in enumerate(batch):
+        sequence, done = part.sequence, part.sequence.computed_len
+        pieces.append(sequence.tokens[done : done + part.take])
+        starts.append(starts[-1] + part.take)
+        if done + part.take == sequence.length:
+            samples.append(SampleRow(index, sequence.output_len, sequence.params))
+    return StepPlan(
+        kinds=tuple(part.kind for part in batch),
+        rows=tuple(part.sequence.row for part in batch),
+        query_start=tuple(starts),
+        kv_lens=tuple(part.sequence.computed_len + part.take for part in batch),
+        token_ids=np.concatenate(pieces),
+        samples=tuple(samples),
+    )

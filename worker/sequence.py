@@ -1,0 +1,138 @@
+"""Sequence: one request's life inside a worker, and its legal state changes.
+
+Token and memory intervals of a sequence, all in tokens:
+
+    0 ........ shared_len ........ computed_len ..... allocated_len
+    |  tree's pages, locked  |  own pages, KV written |  own pages, empty |
+    0 ............................ prompt_len ...... length
+    |            prompt                 |      output     |
+
+``length - computed_len`` tokens still want a forward pass: many during prefill (or after a
+retraction), exactly one while decoding, because the last sampled token has no KV yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from core.wire import FinishReason, Int32Array, SamplingParams, TokenRequest
+
+if TYPE_CHECKING:
+    from worker.cache.radix import Node
+
+NO_ROW = -1
+
+
+class SequenceState(StrEnum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"  # owns no pages (unified, prefill: for a batch; decode: for pages)
+    AWAITING_KV = "awaiting_kv"  # decode: pages reserved, the prefill rank may write them
+    RUNNING = "running"  # takes part in steps
+    SENDING = "sending"  # prefill: computed, pages held until the transport is done with them
+    CLOSING = "closing"  # stream ended, pages held because a peer may still use them
+    FINISHED = "finished"  # stream ended, every page given back
+
+
+LEGAL: dict[SequenceState, frozenset[SequenceState]] = {
+    SequenceState.WAITING: frozenset(
+        {
+            SequenceState.RUNNING,
+            SequenceState.AWAITING_KV,
+            SequenceState.CLOSING,
+            SequenceState.FINISHED,
+        }
+    ),
+    SequenceState.AWAITING_KV: frozenset(
+        {SequenceState.RUNNING, SequenceState.CLOSING, SequenceState.FINISHED}
+    ),
+    SequenceState.RUNNING: frozenset(
+        {
+            SequenceState.WAITING,  # retracted
+            SequenceState.SENDING,
+            SequenceState.CLOSING,
+            SequenceState.FINISHED,
+        }
+    ),
+    SequenceState.SENDING: frozenset({SequenceState.CLOSING, SequenceState.FINISHED}),
+    SequenceState.CLOSING: frozenset({SequenceState.FINISHED}),
+    SequenceState.FINISHED: frozenset(),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Mutable; owned by the engine of one rank. Compared and hashed by identity."""
+
+    request: TokenRequest
+    router: str  # whose request it is
+    tokens: Int32Array  # buffer; ``tokens[:length]`` are the ids
+    length: int
+    state: SequenceState = SequenceState.WAITING
+    row: int = NO_ROW  # in the request table, while it owns pages
+    node: Node | None = None  # deepest locked tree node: holds [0, shared_len)
+    shared_len: int = 0
+    computed_len: int = 0
+    allocated_len: int = 0
+    cached_len: int = 0  # of the prompt, found in the cache before the first retraction
+    retractions: int = 0
+
+    @classmethod
+    def of(cls, request: TokenRequest, router: str, context_len: int) -> Sequence:
+        """A new sequence with room for every token it may ever have."""
+        ids = request.ids()
+        room = min(context_len, request.prompt_len + request.params.max_new_tokens)
+        tokens = np.empty(max(room, len(ids)) + 1, dtype=np.int32)
+        tokens[: len(ids)] = ids
+        return cls(request, router, tokens, len(ids))
+
+    @property
+    def rid(self) -> str:
+        return self.request.rid
+
+    @property
+    def room(self) -> int:
+        return self.request.route.room
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def ids(self) -> Int32Array:
+        return self.tokens[: self.length]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that still want a forward pass."""
+        return self.length - self.computed_len
+
+    @property
+    def output_len(self) -> int:
+        return self.length - self.request.prompt_len
+
+    @property
+    def generated_here(self) -> int:
+        """Output tokens this rank sampled: what a retraction would have to recompute for."""
+        return self.length - len(self.request.token_ids) // 4
+
+    def append(self, token: int) -> None:
+        self.tokens[self.length] = token
+        self.length += 1
+
+    def finish_reason(self, eos: frozenset[int], context_len: int) -> FinishReason | None:
+        """Why the sequence ends at its last token, or None while it goes on."""
+        last = int(self.tokens[self.length - 1])
+        if last in self.params.stop_token_ids or (last in eos and not self.params.ignore_eos):
+            return FinishReason.STOP
+        if self.output_len >= self.params.max_new_tokens or self.length >= context_len:
+            return FinishReason.LENGTH
+        return None
+
+    def move(self, to: SequenceState) -> None:
+        assert to in LEGAL[self.state], f"{self.rid}: {self.state} -> {to} is not a legal move"
+        self.state = to

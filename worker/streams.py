@@ -1,0 +1,111 @@
+"""Streams: the live requests of a rank, and what is to be said to their routers this step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from core.wire import (
+    ErrorKind,
+    FinishReason,
+    StreamError,
+    TokenChunk,
+    TokenLogprob,
+    TokenRequest,
+    Usage,
+)
+from worker.sequence import Sequence
+
+
+class Streams:
+    """Every request that came in leaves with exactly one last chunk."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, Sequence] = {}
+        self._chunks: dict[str, list[TokenChunk]] = {}
+        self.output_tokens = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+
+    def open(self, sequence: Sequence) -> None:
+        self._live[sequence.rid] = sequence
+
+    def find(self, rid: str) -> Sequence | None:
+        """The live sequence with exactly this id, also while it is closing."""
+        return self._live.get(rid)
+
+    def of_router(self, router: str) -> list[Sequence]:
+        return [s for s in self._live.values() if s.router == router]
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def token(
+        self,
+        sequence: Sequence,
+        logprob: TokenLogprob | None,
+        finish: FinishReason | None = None,
+        *,
+        last: bool = False,
+    ) -> None:
+        """Say the newest token, and with ``finish`` or ``last`` that this leg is done."""
+        self.output_tokens += 1
+        ends = last or finish is not None
+        self._say(
+            sequence.router,
+            TokenChunk(
+                rid=sequence.rid,
+                offset=sequence.output_len - 1,
+                token_ids=(int(sequence.tokens[sequence.length - 1]),),
+                logprobs=() if logprob is None else (logprob,),
+                finish=finish,
+                last=ends,
+                usage=self._usage(sequence) if ends else None,
+            ),
+        )
+
+    def end(
+        self, sequence: Sequence, finish: FinishReason | None, error: StreamError | None
+    ) -> None:
+        """Say that this leg is done without a further token."""
+        chunk = TokenChunk(
+            rid=sequence.rid,
+            offset=sequence.output_len,
+            finish=finish,
+            last=True,
+            usage=self._usage(sequence),
+            error=error,
+        )
+        self._say(sequence.router, chunk)
+
+    def refuse(self, request: TokenRequest, router: str, kind: ErrorKind, message: str) -> None:
+        """Answer a request that never became a sequence."""
+        offset = len(request.token_ids) // 4 - request.prompt_len
+        error = StreamError(kind=kind, message=message)
+        chunk = TokenChunk(
+            rid=request.rid, offset=offset, finish=FinishReason.ERROR, last=True, error=error
+        )
+        self._say(router, chunk)
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has given back every page."""
+        del self._live[sequence.rid]
+
+    def take(self) -> dict[str, list[TokenChunk]]:
+        """All that was said since the last call, by router."""
+        chunks, self._chunks = self._chunks, {}
+        return chunks
+
+    def sequences(self) -> Iterable[Sequence]:
+        return self._live.values()
+
+    def _usage(self, sequence: Sequence) -> Usage:
+        self.prompt_tokens += sequence.request.prompt_len
+        self.cached_tokens += sequence.cached_len
+        return Usage(
+            prompt_tokens=sequence.request.prompt_len,
+            cached_tokens=sequence.cached_len,
+            retractions=sequence.retractions,
+        )
+
+    def _say(self, router: str, chunk: TokenChunk) -> None:
+        self._chunks.setdefault(router, []).append(chunk)
