@@ -43,7 +43,7 @@ class WorkerActor:
 
     def __init__(self, spec: bytes) -> None:
         self._spec = Codec[RankSpec](RankSpec).decode(spec)
-        log.setup("warning", component=str(self._spec.rank))
+        log.setup(str(self._spec.rank), "WARNING")
         self._host: RankHost | None = None
         self._problem = ""
         self._lock = threading.Lock()

@@ -5,8 +5,9 @@ For tests and for embedding. The ranks talk over the same gRPC and KV transport 
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from core.config import RankSpec
 from core.wire import RankInfo
@@ -16,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class LocalCluster:
-    """Ranks as objects. ``kill`` is what tests do to one of them."""
+    """Ranks as objects."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, RankHost] = {}
@@ -26,6 +27,11 @@ class LocalCluster:
         for spec in specs:
             self._hosts[str(spec.rank)] = await RankHost.start(spec, on_crash=_crashed)
         return [host.info for host in self._hosts.values()]
+
+    async def watch(self, on_members: Callable[[Sequence[RankInfo]], None]) -> None:
+        """Report the ranks once; nobody restarts them here. Runs until cancelled."""
+        on_members([host.info for host in self._hosts.values()])
+        await asyncio.Event().wait()
 
     async def stop(self) -> None:
         for host in reversed(self._hosts.values()):

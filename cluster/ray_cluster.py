@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -25,6 +25,7 @@ from core.wire import RankInfo
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
+SILENCE_S = 60.0  # a restarting actor takes seconds to describe itself
 OBJECT_STORE_BYTES = 80 * 2**20  # the least Ray accepts: nothing of ours passes through it
 
 OnMembers = Callable[[Sequence[RankInfo]], None]
@@ -87,9 +88,8 @@ class RayCluster:
         ray.shutdown()
 
     def _connect(self, threads: int) -> None:
-        quiet = {"log_to_driver": True, "logging_level": logging.ERROR}
         if self._config.address != "local":
-            ray.init(address=self._config.address, **quiet)
+            ray.init(address=self._config.address, logging_level=logging.ERROR)
             return
         ray.init(
             address="local",
@@ -97,7 +97,7 @@ class RayCluster:
             num_gpus=0,
             object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=False,
-            **quiet,
+            logging_level=logging.ERROR,
         )
 
     def _place(self, index: int, spec: RankSpec) -> Any:  # opaque: a Ray actor handle
@@ -123,16 +123,16 @@ class RayCluster:
     async def _watch(self, index: int, on_members: OnMembers) -> None:
         """Follow one actor through its lives."""
         while True:
+            info: RankInfo | None = None
             try:
-                info: RankInfo | None = await self._describe(index)
-            except GetTimeoutError:
+                async with asyncio.timeout(SILENCE_S):
+                    info = await self._describe(index)
+            except TimeoutError:
                 info = self._there.get(index)  # Ray's silence says nothing about the rank
             except RayActorError as error:
                 log.warning("rank %s is gone: %s", index, str(error).splitlines()[0])
-                info = None
             except PreflightError as error:
                 log.error("rank %s cannot start again: %s", index, error)
-                info = None
             if info != self._there.get(index):
                 self._there.pop(index, None)
                 if info is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from core.wire import (
@@ -32,7 +32,7 @@ class WorkerClient(Protocol):
     @property
     def alive(self) -> bool: ...
 
-    def stream(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
+    def stream(self, request: TokenRequest) -> AsyncGenerator[TokenChunk, None]:
         """Submit and yield this leg's chunks up to the one with ``finish`` or ``last``.
 
         Raises RankLost when the session ends first. Leaving early aborts the request.
@@ -51,7 +51,7 @@ class TokenStreams(Protocol):
 
     def stream(
         self, rid: str, token_ids: Sequence[int], params: SamplingParams
-    ) -> AsyncIterator[TokenChunk]:
+    ) -> AsyncGenerator[TokenChunk, None]:
         """Yield chunks with strictly rising offsets, none twice; the last one has ``finish``.
 
         The last chunk's usage is merged over the legs. Failures of workers end the stream with

@@ -133,6 +133,11 @@ class Sender:
         if early := self._early.pop(room):
             self._on_announcement(early.peer, early.message)
 
+    def claimed(self, room: int) -> bool:
+        """Whether a decode rank has reserved pages for this live room."""
+        record = self._rooms.get(room)
+        return record is not None and record.claim is not None
+
     def push(self, room: int, slots: Int32Array) -> None:
         """KV of the first ``len(slots)`` tokens is complete in these token slots.
 

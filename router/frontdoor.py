@@ -118,7 +118,7 @@ class FrontDoor:
 
     def _encode(self, prompt: str | ChatPrompt) -> list[int]:
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt, add_special=True)
+            return self.tokenizer.encode(_unicode(prompt, "prompt"), add_special=True)
         if self._template is None:
             raise RequestError(
                 f"the model {self.model.name!r} has no chat template: "
@@ -126,7 +126,8 @@ class FrontDoor:
                 param="messages",
             )
         # The template writes the special tokens itself.
-        return self.tokenizer.encode(self._template.render(prompt), add_special=False)
+        text = _unicode(self._template.render(prompt), "messages")
+        return self.tokenizer.encode(text, add_special=False)
 
     def _start(
         self, request: TextRequest, prompts: list[list[int]], meter: RequestMeter, usage: TextUsage
@@ -214,6 +215,15 @@ def _check(request: TextRequest) -> None:
     for holds, param, message in rules:
         if not holds:
             raise RequestError(f"{param} {message}", param=param)
+
+
+def _unicode(text: str, param: str) -> str:
+    """The text, unless it has half of a surrogate pair, which JSON can write and UTF-8 cannot."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{param} is not valid Unicode: {error}", param=param) from error
+    return text
 
 
 def _length(prompt: str | ChatPrompt) -> int:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 
 from core.errors import RankLost
 from core.wire import TokenChunk, TokenRequest
@@ -48,7 +47,7 @@ class Legs:
 
     async def next(self) -> Arrived | Ended:
         event = await self._events.get()
-        self._open -= 0
+        self._open -= isinstance(event, Ended)
         return event
 
     async def __aenter__(self) -> Self:
@@ -70,8 +69,7 @@ class Legs:
 
     async def _pump(self, leg: Replica) -> None:
         last = False
-        stream = cast("AsyncGenerator[TokenChunk, None]", leg.client.stream(self._request))
-        async with aclosing(stream) as chunks:
+        async with aclosing(leg.client.stream(self._request)) as chunks:
             async for chunk in chunks:
                 last = chunk.last or chunk.finish is not None
                 self._events.put_nowait(Arrived(leg, chunk))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,7 +114,7 @@ class RankClient:
     def alive(self) -> bool:
         return self._lost is None
 
-    async def stream(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
+    async def stream(self, request: TokenRequest) -> AsyncGenerator[TokenChunk, None]:
         """See core.ports.WorkerClient. The request is sent when the first chunk is asked for."""
         rid = request.rid
         if self._lost is not None:

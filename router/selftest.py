@@ -1,0 +1,74 @@
+"""SelfTest: readiness is shown, not assumed: two tokens travel the whole way, KV included."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import aclosing
+
+from core.errors import AntiphonError
+from core.ports import TokenStreams
+from core.wire import FinishReason, Role, SamplingParams
+from router.openai.app import Readiness
+from router.replicas import Replica, Replicas
+
+PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)
+
+
+class SelfTest:
+    """Ready once a complete set of sessions has answered a request; asked again when it changes.
+
+    Two tokens, because the first one comes from the prefill rank and only the second proves that
+    the KV arrived at the decode rank.
+    """
+
+    def __init__(self, replicas: Replicas, streams: TokenStreams, timeout_s: float = 10.0) -> None:
+        self._replicas = replicas
+        self._streams = streams
+        self._timeout_s = timeout_s
+        self._passed: frozenset[str] = frozenset()
+        self._lock = asyncio.Lock()
+
+    async def ready(self) -> Readiness:
+        """Whether requests can be served now; runs the test where sessions have changed."""
+        async with self._lock:
+            if not self._replicas.complete:
+                return Readiness(ready=False, reason=self._missing())
+            up = frozenset(str(r.client.incarnation) for r in self._live())
+            if up == self._passed:
+                return Readiness(ready=True)
+            problem = await self._try()
+            self._passed = frozenset() if problem else up
+            return Readiness(ready=not problem, reason=problem)
+
+    def _live(self) -> list[Replica]:
+        return [replica for role in Role for replica in self._replicas.routable(role)]
+
+    def _missing(self) -> str:
+        waiting = [str(m.incarnation.rank) for m, up in self._replicas.members() if up is None]
+        gone = [
+            role.value for role in (Role.PREFILL, Role.DECODE) if not self._replicas.routable(role)
+        ]
+        if waiting:
+            return f"no session yet with {', '.join(waiting)}"
+        return f"no {' and no '.join(gone)} worker is there"
+
+    async def _try(self) -> str:
+        """Run one small greedy request; the problem in words, empty when there is none."""
+        params = SamplingParams(max_new_tokens=2, temperature=0.0, ignore_eos=True)
+        got, error = 0, "the self-test's stream ended early"
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                rid = f"selftest-{secrets.token_hex(4)}"
+                async with aclosing(self._streams.stream(rid, PROMPT, params)) as chunks:
+                    async for chunk in chunks:
+                        got += len(chunk.token_ids)
+                        if chunk.error is not None:
+                            error = chunk.error.message
+                        if chunk.finish is FinishReason.LENGTH and got == params.max_new_tokens:
+                            return ""
+        except TimeoutError:
+            return f"the self-test did not answer within {self._timeout_s:g} s"
+        except AntiphonError as problem:
+            return str(problem)
+        return error
