@@ -38,8 +38,8 @@ system:
 model: setup  ## the default model, converted once into the cache
 	@$(BIN)/python -m cluster.model_store
 
-serve: model  ## antiphon serve: the default model on http://127.0.0.1:8000
-	$(BIN)/antiphon serve
+serve: model  ## antiphon serve: the default model on http://127.0.0.1:8000 (ARGS="cpu-unified router.port=9000")
+	$(BIN)/antiphon serve $(ARGS)
 
 test: model lint types imports unit slow cluster  ## everything that must be green
 

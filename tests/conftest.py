@@ -1,5 +1,8 @@
 """Shapes are checked in tests: the modules of ``worker`` that handle tensors run under beartype."""
 
+import sys
+
+import pytest
 from jaxtyping import install_import_hook
 
 install_import_hook(
@@ -15,3 +18,10 @@ install_import_hook(
     ],
     "beartype.beartype",
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_torch_thread():
+    """Tests run side by side: one thread each. Modules without torch do not import it here."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)

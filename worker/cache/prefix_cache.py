@@ -90,15 +90,14 @@ class PrefixCache:
         self.table.write(sequence.row, sequence.shared_len, held[sequence.shared_len : upto])
         sequence.node, sequence.shared_len = node, upto
 
-    def release(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """Take everything back; with ``keep`` what was computed stays cached.
+    def release(self, sequence: Sequence) -> None:
+        """Take everything back; what was computed stays cached.
 
         Only when no step in flight and no peer uses the pages any more.
         """
         if sequence.row == NO_ROW:
             return
-        if keep:
-            self.commit(sequence)
+        self.commit(sequence)
         own = self.table.read(sequence.row, sequence.shared_len, sequence.allocated_len)
         self.slots.release(own)
         self._owned -= len(own)

@@ -83,8 +83,8 @@ class DecodeRole:
                         sequence.move(SequenceState.CLOSING)
                 case Released():
                     del self._rooms[sequence.room]
-                    # What arrived may be incomplete, so nothing of it is kept.
-                    self._scheduler.cache.release(sequence, keep=False)
+                    # Nothing counts as computed before Ready, so nothing incomplete is cached.
+                    self._scheduler.cache.release(sequence)
                     self._finish(sequence)
         self._reserve()
 
@@ -124,6 +124,10 @@ class DecodeRole:
     def _begin(self, sequence: Sequence, first_token: int) -> None:
         del self._rooms[sequence.room]
         sequence.computed_len = sequence.length
+        if sequence.state is SequenceState.CLOSING:  # stopped when the last page had arrived
+            self._scheduler.cache.release(sequence)
+            self._finish(sequence)
+            return
         self._scheduler.cache.commit(sequence)
         sequence.append(first_token)
         self._scheduler.resume(sequence)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from core.wire import ErrorKind, FinishReason, StreamError, TokenRequest
 from disagg.sender import Sender
 from worker.scheduler.scheduler import Progress, Scheduler
-from worker.sequence import Sequence, SequenceState
+from worker.sequence import NO_ROW, Sequence, SequenceState
 from worker.streams import Streams
 
 
@@ -27,16 +27,24 @@ class PrefillRole:
         # Optimistic prefill: prompts may be computed before a decode rank has claimed them, but
         # any claimed request must still fit beside them, or both sides could wait for each other.
         total, longest = cache.slots.total, scheduler.limits.context_len
-        self._unclaimed_budget = min(total // 2, total - longest)
+        self._unclaimed_pages = min(total // 2, total - longest)
+        self._unclaimed_rows = cache.table.rows // 2
+        scheduler.admission.gate = self._may_start
 
-    def gate(self, sequence: Sequence) -> bool:
+    def _may_start(self, sequence: Sequence) -> bool:
         """Whether admission may start the sequence now."""
         if single_token(sequence) or self._sender.claimed(sequence.room):
             return True
-        held = sum(
-            s.allocated_len for s in self._rooms.values() if not self._sender.claimed(s.room)
+        unclaimed = [
+            s
+            for s in self._rooms.values()
+            if s.row != NO_ROW and not self._sender.claimed(s.room)
+        ]
+        pages = sum(s.allocated_len for s in unclaimed)
+        return (
+            pages + sequence.length <= self._unclaimed_pages
+            and len(unclaimed) < self._unclaimed_rows
         )
-        return held + sequence.length <= self._unclaimed_budget
 
     def admit(self, sequence: Sequence) -> None:
         if not single_token(sequence):

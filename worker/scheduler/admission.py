@@ -37,10 +37,10 @@ class Admission:
     waits for memory, so prefills cannot block one another.
     """
 
-    def __init__(self, cache: PrefixCache, limits: Limits, gate: Gate = always) -> None:
+    def __init__(self, cache: PrefixCache, limits: Limits) -> None:
         self._cache = cache
         self._limits = limits
-        self._gate = gate
+        self.gate: Gate = always  # a role may set its own
 
     def admit(self, waiting: WaitingQueue, running: list[Sequence], budget: int) -> list[Sequence]:
         """Move sequences from ``waiting`` to ``running`` until ``budget`` tokens are spoken for."""
@@ -52,7 +52,7 @@ class Admission:
                 or not self._cache.table.free
             ):
                 break
-            if not self._gate(sequence) or self._better_later(sequence, running):
+            if not self.gate(sequence) or self._better_later(sequence, running):
                 continue
             if not self.reserve(sequence, running, sequence.length, sequence.length - 1):
                 break

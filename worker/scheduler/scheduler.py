@@ -15,7 +15,7 @@ import numpy as np
 from core.wire import TokenLogprob
 from worker.cache.prefix_cache import PrefixCache
 from worker.plan import RowKind, SampleRow, StepPlan, StepResult
-from worker.scheduler.admission import Admission, Gate, Limits, always
+from worker.scheduler.admission import Admission, Limits
 from worker.scheduler.waiting import WaitingQueue
 from worker.sequence import Sequence, SequenceState
 
@@ -50,13 +50,13 @@ class Progress:
 class Scheduler:
     """Owns the waiting queue and the running set of one rank."""
 
-    def __init__(self, cache: PrefixCache, limits: Limits, gate: Gate = always) -> None:
+    def __init__(self, cache: PrefixCache, limits: Limits) -> None:
         self.cache = cache
         self.limits = limits
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self.retractions = 0
-        self.admission = Admission(cache, limits, gate)
+        self.admission = Admission(cache, limits)
 
     def add(self, sequence: Sequence) -> None:
         """A new sequence that owns nothing yet."""

@@ -1,0 +1,40 @@
+"""Tiny checkpoints with transformers' reference, and our model of each, loaded once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from tests.support import tiny_models
+from worker.cache.kv_pool import KVPool
+from worker.models.base import Model
+from worker.models.spec import ModelSpec, read_spec
+from worker.models.weights import load_model
+
+
+@dataclass(frozen=True)
+class Case:
+    checkpoint: tiny_models.Checkpoint
+    spec: ModelSpec
+    model: Model
+
+    def pool(self, tokens: int) -> KVPool:
+        return KVPool(self.spec, tokens, torch.float32)
+
+    def ids(self, count: int, seed: int = 0) -> list[int]:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(self.spec.vocab, (count,), generator=generator).tolist()
+
+
+@pytest.fixture(scope="session", params=(*tiny_models.NAMES, "trained"))
+def case(request, tmp_path_factory):
+    """Every architecture variant, in fp32."""
+    torch.set_num_threads(1)
+    if request.param == "trained":
+        checkpoint = tiny_models.trained()
+    else:
+        checkpoint = tiny_models.make(request.param, tmp_path_factory.mktemp(request.param))
+    spec = read_spec(checkpoint.folder)
+    return Case(checkpoint, spec, load_model(checkpoint.folder, spec, torch.float32))
