@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from cluster import model_store
 from core.config import ClusterConfig, GroupConfig, RankSpec
 from core.errors import ConfigError
 from core.wire import RankId
@@ -34,14 +35,15 @@ def rank_specs(
             f"$.model.context_len is {model.context_len}, and the model was made for"
             f" {model_context} tokens: lower it"
         )
+    assert model.dtype != "auto", "resolve_dtype comes first"
+    dtype = model.dtype
     ranks = sum(group.replicas for group in config.groups.values())
-    dtype = ("bfloat16" if cpu.bf16 else "float32") if model.dtype == "auto" else model.dtype
     return tuple(
         RankSpec(
             rank=RankId(group=role.value, replica=replica),
             role=role,
             folder=str(folder),
-            served_name=served_name(config, folder),
+            served_name=served_name(config),
             dtype=dtype,
             context_len=model.context_len or model_context,
             host=config.cluster.host,
@@ -53,9 +55,17 @@ def rank_specs(
     )
 
 
-def served_name(config: ClusterConfig, folder: Path) -> str:
+def served_name(config: ClusterConfig) -> str:
     """What clients send as "model"."""
-    return config.model.served_name or folder.name
+    return config.model.served_name or model_store.served_name(config.model.source)
+
+
+def resolve_dtype(config: ClusterConfig, cpu: Cpu) -> ClusterConfig:
+    """The same tree without an "auto" dtype: bf16 where the CPU multiplies it, else fp32."""
+    if config.model.dtype != "auto":
+        return config
+    model = msgspec.structs.replace(config.model, dtype="bfloat16" if cpu.bf16 else "float32")
+    return msgspec.structs.replace(config, model=model)
 
 
 def _resolved(group: GroupConfig, threads: int) -> GroupConfig:

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from cluster import model_store, preflight
 from cluster.local import LocalCluster
-from cluster.plan import Cpu, rank_specs, served_name
+from cluster.plan import Cpu, rank_specs, resolve_dtype, served_name
 from cluster.ray_cluster import RayCluster
 from cluster.status import StatusBoard
 from core.clock import RealClock
@@ -49,6 +49,7 @@ async def serve(config: ClusterConfig, say: Say) -> None:
     ``say`` gets a line for each step of starting and stopping.
     """
     started = RealClock().now()
+    config = resolve_dtype(config, cpu())
     folder = model_store.resolve(config.model.source, say)
     for warning in preflight.check(config, folder):
         say(f"warning: {warning}")
@@ -63,7 +64,7 @@ async def serve(config: ClusterConfig, say: Say) -> None:
         if problem := await _first_problem(replicas, selftest):
             raise PreflightError(f"the ranks started but do not serve: {problem}")
         say(f"self-test passed after {RealClock().now() - started:.1f} s")
-        await _listen(config, app, lambda port: say(banner(config, folder, port)))
+        await _listen(config, app, lambda port: say(banner(config, port)))
         watcher.cancel()
     say("stopped")
 
@@ -112,7 +113,7 @@ async def router(
     limits = DispatchLimits(reroute_wait_s=settings.reroute_wait_s)
     dispatcher = Dispatcher(replicas, policy(), policy(), limits=limits, sink=sink)
     model = ServedModel(
-        name=served_name(config, folder),
+        name=served_name(config),
         context_len=min(info.context_len for info in infos),
         vocab_size=spec.vocab,
         eos_token_ids=frozenset(spec.eos_token_ids),
@@ -175,10 +176,10 @@ async def _listen(config: ClusterConfig, app: FastAPI, ready: Callable[[int], No
     await server.serve(sockets=[sock])
 
 
-def banner(config: ClusterConfig, folder: Path, port: int) -> str:
+def banner(config: ClusterConfig, port: int) -> str:
     """The ready line, and what to try next."""
     url = f"http://{config.router.host}:{port}"
-    name = served_name(config, folder)
+    name = served_name(config)
     messages = '[{"role": "user", "content": "What is the capital of France?"}]'
     return f"""ready: {name} on {url}
 

@@ -54,7 +54,7 @@ class TokenStreams(Protocol):
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield chunks with strictly rising offsets, none twice; the last one has ``finish``.
 
-        The last chunk's usage is merged over the legs. Failures of workers end the stream with
+        The first chunk has the usage, merged over the legs. Failures of workers end the stream with
         ``finish=ERROR`` and an error, never with silence. Raises Unavailable when no complete
         pair of workers is there. Leaving early (aclose, cancellation) aborts every leg.
         """

@@ -133,11 +133,10 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What one leg of a request cost; sent with the leg's last chunk."""
+    """What one leg of a request cost; sent with the leg's first chunk."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, found in this leg's radix cache
-    retractions: int = 0
 
 
 class StreamError(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ class OutputMerge:
         self._tokens: list[int] = []
         self._held: list[TokenChunk] = []
         self._cached_tokens: int | None = None
-        self._retractions = 0
+        self._usage_said = False
         self.finished = False
 
     @property
@@ -81,7 +81,12 @@ class OutputMerge:
             return []
         offset = self.produced
         self._tokens.extend(fresh)
-        return [TokenChunk(rid=self._rid, offset=offset, token_ids=fresh, logprobs=logprobs)]
+        usage = self._usage()
+        return [
+            TokenChunk(
+                rid=self._rid, offset=offset, token_ids=fresh, logprobs=logprobs, usage=usage
+            )
+        ]
 
     def _end(
         self,
@@ -107,14 +112,16 @@ class OutputMerge:
     def _note(self, role: Role, usage: Usage | None) -> None:
         if usage is None:
             return
-        self._retractions += usage.retractions
         if role is not Role.DECODE and self._cached_tokens is None:
             # of the first attempt: a later one would count our own output as cached prompt
             self._cached_tokens = usage.cached_tokens
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> Usage | None:
+        """With the first emitted chunk only: a stream may be left before its last one."""
+        if self._usage_said:
+            return None
+        self._usage_said = True
         return Usage(
             prompt_tokens=len(self._prompt),
             cached_tokens=min(self._cached_tokens or 0, len(self._prompt)),
-            retractions=self._retractions,
         )

@@ -80,6 +80,7 @@ class Sequence:
     allocated_len: int = 0
     cached_len: int = 0  # of the prompt, found in the cache before the first retraction
     retractions: int = 0
+    accounted: bool = False  # its usage was said
 
     @classmethod
     def of(cls, request: TokenRequest, router: str, context_len: int) -> Sequence:

@@ -49,7 +49,6 @@ class Streams:
     ) -> None:
         """Say the newest token, and with ``finish`` or ``last`` that this leg is done."""
         self.output_tokens += 1
-        ends = last or finish is not None
         self._say(
             sequence.router,
             TokenChunk(
@@ -58,8 +57,8 @@ class Streams:
                 token_ids=(int(sequence.tokens[sequence.length - 1]),),
                 logprobs=() if logprob is None else (logprob,),
                 finish=finish,
-                last=ends,
-                usage=self._usage(sequence) if ends else None,
+                last=last or finish is not None,
+                usage=self._usage(sequence),
             ),
         )
 
@@ -98,14 +97,14 @@ class Streams:
     def sequences(self) -> Iterable[Sequence]:
         return self._live.values()
 
-    def _usage(self, sequence: Sequence) -> Usage:
+    def _usage(self, sequence: Sequence) -> Usage | None:
+        """With a leg's first chunk only."""
+        if sequence.accounted:
+            return None
+        sequence.accounted = True
         self.prompt_tokens += sequence.request.prompt_len
         self.cached_tokens += sequence.cached_len
-        return Usage(
-            prompt_tokens=sequence.request.prompt_len,
-            cached_tokens=sequence.cached_len,
-            retractions=sequence.retractions,
-        )
+        return Usage(prompt_tokens=sequence.request.prompt_len, cached_tokens=sequence.cached_len)
 
     def _say(self, router: str, chunk: TokenChunk) -> None:
         self._chunks.setdefault(router, []).append(chunk)

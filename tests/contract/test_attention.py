@@ -42,7 +42,7 @@ class World:
 
     @classmethod
     def make(cls, mix, seed=0):
-        slots = scattered(SLOTS, seed)
+        slots = [slot for slot in scattered(SLOTS, seed) if slot]  # slot 0 is nobody's
         rows = []
         for before, n in mix:
             mine, slots = slots[: before + n], slots[before + n :]

@@ -147,7 +147,7 @@ class Fleet:
         if stop is not None and stop <= limit:
             end, finish = stop, wire.FinishReason.STOP
         assert start < end, "the output was over already"
-        usage = wire.Usage(prompt_tokens=len(ids), cached_tokens=2, retractions=1)
+        usage = wire.Usage(prompt_tokens=len(ids), cached_tokens=2)
 
         def chunk(
             first: int, after: int, *, last: bool = False, over: bool = False
@@ -158,7 +158,7 @@ class Fleet:
                 token_ids=tuple(token_at(prompt, o) for o in range(first, after)),
                 finish=finish if over else None,
                 last=last or over,
-                usage=usage if last or over else None,
+                usage=usage if first == start + (role is wire.Role.DECODE) else None,
             )
 
         if role is wire.Role.PREFILL:

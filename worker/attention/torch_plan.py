@@ -21,7 +21,7 @@ class DecodeBatch:
     """Sequences with one new token each, of similar length, padded to the longest."""
 
     rows: Int64[Tensor, "n"]  # their tokens in the step
-    slots: Int64[Tensor, "n_times_P"]  # [n, P] flattened; padding repeats slot 0 of the pool
+    slots: Int64[Tensor, "n_times_P"]  # [n, P] flattened; padding repeats a sequence's first slot
     mask: Bool[Tensor, "n 1 1 P"] | None  # True: attend; None: nothing is padded
 
 
@@ -73,11 +73,12 @@ def _decode_batch(step: ForwardInput, members: list[int]) -> DecodeBatch:
     rows = torch.tensor([step.query_start[b] for b in members])
     slots = torch.nn.utils.rnn.pad_sequence([step.slots[b] for b in members], batch_first=True)
     lens = [step.kv_lens[b] for b in members]
-    mask = None
-    if min(lens) < max(lens):
-        mask = torch.arange(max(lens)) < torch.tensor(lens).unsqueeze(1)  # [n, P]
-        mask = mask.view(len(lens), 1, 1, -1)
-    return DecodeBatch(rows, slots.reshape(-1), mask)
+    if min(lens) == max(lens):
+        return DecodeBatch(rows, slots.reshape(-1), None)
+    mask = torch.arange(max(lens)) < torch.tensor(lens).unsqueeze(1)  # [n, P]
+    # pad with a slot of the same sequence: what lies in foreign slots may not be finite
+    slots = torch.where(mask, slots, slots[:, :1])
+    return DecodeBatch(rows, slots.reshape(-1), mask.view(len(lens), 1, 1, -1))
 
 
 def _extend(start: int, stop: int, slots: Int64[Tensor, "keys"]) -> Extend:

@@ -36,9 +36,7 @@ class PrefillRole:
         if single_token(sequence) or self._sender.claimed(sequence.room):
             return True
         unclaimed = [
-            s
-            for s in self._rooms.values()
-            if s.row != NO_ROW and not self._sender.claimed(s.room)
+            s for s in self._rooms.values() if s.row != NO_ROW and not self._sender.claimed(s.room)
         ]
         pages = sum(s.allocated_len for s in unclaimed)
         return (

@@ -54,16 +54,17 @@ def test_a_first_token_that_ends_the_output_wins_over_what_was_held():
     assert (ready.token_ids, ready.finish) == ((10,), FinishReason.STOP)
 
 
-def test_usage_takes_the_cache_from_the_first_prefill_and_the_prompt_once():
+def test_usage_comes_once_with_the_first_chunk_and_the_prefill_legs_cache():
     output = merge()
-    first = Usage(prompt_tokens=3, cached_tokens=2, retractions=1)
-    output.accept(Role.PREFILL, chunk(0, 10, last=True, usage=first))
+    first = Usage(prompt_tokens=3, cached_tokens=2)
+    (begin,) = output.accept(Role.PREFILL, chunk(0, 10, last=True, usage=first))
+    assert begin.usage == first
     output.restart()
     second = Usage(prompt_tokens=4, cached_tokens=4)
     output.accept(Role.PREFILL, chunk(1, 11, last=True, usage=second))
-    decode = Usage(prompt_tokens=4, cached_tokens=3, retractions=2)
+    decode = Usage(prompt_tokens=4, cached_tokens=3)
     (end,) = output.accept(Role.DECODE, chunk(2, 12, finish=FinishReason.LENGTH, usage=decode))
-    assert end.usage == Usage(prompt_tokens=3, cached_tokens=2, retractions=3)
+    assert end.usage is None
 
 
 def test_errors_and_aborts_end_at_once_whatever_their_offset():
