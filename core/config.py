@@ -23,7 +23,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Which weights, under which name."""
 
     source: str = "smollm2-135m"  # a built-in name, a local folder, or a hub name "owner/model"
-    served_name: str = ""  # what clients send as "model"; empty: the folder's name
+    served_name: str = ""  # what clients send as "model"; empty: the source's own name
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"  # auto: bf16 where the CPU has it
     context_len: int = 0  # tokens of one request, prompt and output; 0: what the model was made for
 
@@ -35,11 +35,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The scalable pool of one role: equal replicas with equal ranks."""
 
-    replicas: int = 1
+    replicas: int = 1  # one rank each
     threads: int = 0  # OpenMP threads of each rank; 0: the machine's cores shared out
-    attention: str = "auto"
+    attention: str = "auto"  # a name in worker/attention/base.py; auto: the best installed
     kv_tokens: int = 0  # size of each rank's KV pool; 0: from kv_memory_mib
-    kv_memory_mib: int = 1024
+    kv_memory_mib: int = 1024  # of each rank's KV pool, where kv_tokens is 0
     max_running: int = 64  # sequences in one step
     step_tokens: int = 512  # tokens in one step: the size of a prefill chunk
     decode_reserve: int = 16  # output tokens of headroom asked for at admission
@@ -56,8 +56,8 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class DisaggConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How KV crosses from prefill to decode."""
 
-    transport: str = "mooncake"
-    protocol: Literal["tcp", "rdma"] = "tcp"
+    transport: str = "mooncake"  # a name in disagg/transport/base.py
+    protocol: Literal["tcp", "rdma"] = "tcp"  # of Mooncake
     device: str = ""  # the RDMA device; empty for TCP
     claim_timeout_s: float = 60.0  # prefill gives up on a room that no decode rank claimed
     peer_timeout_s: float = 5.0  # a silent peer is lost after this
@@ -70,14 +70,14 @@ class DisaggConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The front door."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    policy: str = "least_load"
-    tokenizer: str = "hf"
-    queue_limit: int = 512  # live requests; one more gets 429 with Retry-After
-    body_limit_mib: int = 16
+    host: str = "127.0.0.1"  # the address that HTTP binds
+    port: int = 8000  # 0: any free one
+    policy: str = "least_load"  # a name in router/policy/base.py
+    tokenizer: str = "hf"  # a name in router/text/tokenizer.py
+    queue_limit: int = 512  # live choices of all requests; more get 429 with Retry-After
+    body_limit_mib: int = 16  # a larger request body gets 413
     rank_timeout_s: float = 5.0  # a silent rank is lost after this
-    reroute_wait_s: float = 15.0  # how long a stream whose rank was lost waits for another
+    reroute_wait_s: float = 15.0  # how long a stream without a complete route waits for one
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, "port must be between 0 (any free one) and 65535")
@@ -89,8 +89,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     runtime: Literal["ray", "local"] = "ray"  # local: threads of this process, for tests
     address: str = "local"  # "local" starts Ray on this machine; else the head's host:port
-    host: str = "127.0.0.1"  # the address ranks bind and announce; "auto": the node's own
-    start_timeout_s: float = 120.0
+    host: str = "127.0.0.1"  # the address ranks bind and announce
+    start_timeout_s: float = 120.0  # of Ray: to place the ranks, and again to start them
     restart_backoff_s: float = 1.0
 
 

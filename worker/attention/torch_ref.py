@@ -124,7 +124,7 @@ def _extend(
     group = q.shape[1] // k.shape[0]
     k = k.unsqueeze(1).expand(-1, group, -1, -1)
     v = v.unsqueeze(1).expand(-1, group, -1, -1)
-    out = torch.empty_like(q[row.start : row.stop])
+    outs = []
     for block in row.blocks:
         queries = q[block.start : block.stop].transpose(0, 1)
         attended = F.scaled_dot_product_attention(
@@ -134,10 +134,8 @@ def _extend(
             attn_mask=block.mask,
             scale=scale,
         )
-        out[block.start - row.start : block.stop - row.start] = attended.flatten(0, 1).transpose(
-            0, 1
-        )
-    return out
+        outs.append(attended.flatten(0, 1).transpose(0, 1))
+    return torch.cat(outs)
 
 
 def _absorb(q: Float[Tensor, "n heads nope_rope"], up: LatentUp) -> Float[Tensor, "n heads latent"]:
@@ -150,10 +148,8 @@ def _absorb(q: Float[Tensor, "n heads nope_rope"], up: LatentUp) -> Float[Tensor
 def _values(
     attended: Float[Tensor, "n heads latent"], up: LatentUp
 ) -> Float[Tensor, "n heads v_dim"]:
-    """Values from averaged latents. The keys' rotary part was averaged too and is dropped here:
-
-    a value narrower than its key would take SDPA's slow path.
-    """
+    """Values from averaged latents."""
+    # the keys' rotary part was averaged too: SDPA is slow where values are narrower than keys
     c = attended[..., : up.value.shape[2]]
     return torch.bmm(c.transpose(0, 1), up.value.transpose(1, 2)).transpose(0, 1)
 

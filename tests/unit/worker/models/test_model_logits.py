@@ -81,6 +81,8 @@ def test_only_the_wanted_rows_get_logits(case):
     step = make_step([(Row(ids, scattered(9)), 9)])
     logits = case.model.forward(replace(step, logit_rows=torch.tensor([8, 2])), case.pool(9))
     close(logits, case.checkpoint.logits(ids)[[8, 2]])
+    none = case.model.forward(replace(step, logit_rows=torch.tensor([]).long()), case.pool(9))
+    assert none.shape == (0, case.spec.vocab)
 
 
 def test_greedy_continuation(case):

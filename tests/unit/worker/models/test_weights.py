@@ -68,7 +68,7 @@ def test_shapes_are_compared(folder):
 def test_a_transposed_matrix_of_the_same_size_is_refused(folder):
     name = "model.layers.0.self_attn.o_proj.weight"
     change(folder, lambda t: t.update({name: t[name][:, :48].reshape(-1, 12).contiguous()}))
-    with pytest.raises(ModelError, match="o_proj.weight has shape"):
+    with pytest.raises(ModelError, match=r"o_proj\.weight has shape"):
         load(folder)
 
 
