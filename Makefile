@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FOLDERS := antiphon router cluster worker disagg core tests
 
-.PHONY: help setup model serve test check lint types imports unit slow cluster fix clean
+.PHONY: help setup model serve test check lint types imports unit slow cluster proto fix clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -38,7 +38,7 @@ system:
 model: setup  ## the default model, converted once into the cache
 	@$(BIN)/python -m cluster.model_store
 
-serve: model  ## antiphon serve: the default model on http://127.0.0.1:8000 (ARGS="cpu-unified router.port=9000")
+serve: model  ## antiphon serve: the default model on http://127.0.0.1:8000 (ARGS="cpu-unified router.port=8080")
 	$(BIN)/antiphon serve $(ARGS)
 
 test: model lint types imports unit slow cluster  ## everything that must be green
@@ -63,6 +63,9 @@ slow: model  ## tests that take longer, in one process
 
 cluster: model  ## tests that start processes, Ray or Mooncake
 	$(BIN)/python -m pytest -q -m cluster
+
+proto: $(STAMP)  ## the code of router/rpc/gen, from antiphon.proto
+	$(BIN)/python -m router.rpc.generate
 
 fix: $(STAMP)  ## format, and mend what ruff can
 	$(BIN)/ruff check --fix $(FOLDERS)

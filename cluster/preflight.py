@@ -22,7 +22,7 @@ from core.errors import OperatorError, PreflightError
 from core.registry import Registry
 from router.policy.base import POLICIES
 from router.text.tokenizer import TOKENIZERS
-from worker.models.spec import ModelSpec, read_spec
+from worker.model_spec import ModelSpec, read_spec
 
 MIB = 1 << 20
 RAY_BYTES = 1024 * MIB  # head, raylet, agents and an object store that stays nearly empty

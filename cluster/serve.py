@@ -37,7 +37,7 @@ from router.selftest import SelfTest
 from router.text.chat import open_template
 from router.text.request import ServedModel
 from router.text.tokenizer import TOKENIZERS
-from worker.models.spec import ModelSpec, read_spec
+from worker.model_spec import ModelSpec, read_spec
 
 Say = Callable[[str], None]
 Watch = Callable[[Replicas], Coroutine[Any, Any, None]]

@@ -70,8 +70,10 @@ class DisaggConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The front door."""
 
-    host: str = "127.0.0.1"  # the address that HTTP binds
+    host: str = "127.0.0.1"  # the address that HTTP and gRPC bind
     port: int = 8000  # 0: any free one
+    grpc: bool = True  # serve antiphon.v1 over gRPC too
+    grpc_port: int = 9000  # on the same address; 0: any free one
     policy: str = "least_load"  # a name in router/policy/base.py
     tokenizer: str = "hf"  # a name in router/text/tokenizer.py
     queue_limit: int = 512  # live choices of all requests; more get 429 with Retry-After
@@ -81,6 +83,13 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, "port must be between 0 (any free one) and 65535")
+        _require(
+            0 <= self.grpc_port <= 65535, "grpc_port must be between 0 (any free one) and 65535"
+        )
+        _require(
+            not self.grpc or self.port != self.grpc_port or not self.port,
+            "port and grpc_port must differ",
+        )
         _require(self.queue_limit >= 1, "queue_limit must be at least 1")
 
 
@@ -91,7 +100,6 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     address: str = "local"  # "local" starts Ray on this machine; else the head's host:port
     host: str = "127.0.0.1"  # the address ranks bind and announce
     start_timeout_s: float = 120.0  # of Ray: to place the ranks, and again to start them
-    restart_backoff_s: float = 1.0
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -41,15 +41,23 @@ class Registry(Generic[T]):
         """Names whose libraries are installed here."""
         return tuple(n for n, e in self._entries.items() if not e.missing())
 
-    def load(self, name: str) -> Callable[..., T]:
-        """Import and return the factory; "auto" takes the first of the order that is installed.
+    def resolve(self, name: str) -> str:
+        """A known name; "auto" is the first of the order that is installed.
 
-        Raises UnknownBackend or BackendUnavailable, both with the fix.
+        Raises UnknownBackend.
         """
         if name == "auto" and self._order:
             name = next((n for n in self._order if not self._entries[n].missing()), self._order[-1])
         if name not in self._entries:
             raise UnknownBackend(self.kind, name, known=tuple(self._entries))
+        return name
+
+    def load(self, name: str) -> Callable[..., T]:
+        """Import and return the factory of ``resolve(name)``.
+
+        Raises UnknownBackend or BackendUnavailable, both with the fix.
+        """
+        name = self.resolve(name)
         entry = self._entries[name]
         if missing := entry.missing():
             raise BackendUnavailable(self.kind, name, missing)

@@ -23,6 +23,10 @@ class Admission:
         self._lifetime_s = 0.0  # running mean
 
     @property
+    def limit(self) -> int:
+        return self._limit
+
+    @property
     def live(self) -> int:
         return self._live
 

@@ -24,7 +24,16 @@ from router.admission import Admission
 from router.choice import Choice
 from router.meter import RequestMeter, status_of
 from router.text.chat import ChatTemplate
-from router.text.request import ChatPrompt, Prompt, ServedModel, TextRequest, TextUsage
+from router.text.request import (
+    MAX_CHOICES,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+    ChatPrompt,
+    Prompt,
+    ServedModel,
+    TextRequest,
+    TextUsage,
+)
 from router.text.tokenizer import Tokenizer
 from router.textstream import LEAD_PROMPT_TOKENS, ChoiceStream, TextStream
 
@@ -55,12 +64,12 @@ class FrontDoor:
         self.model = model
         self.clock = clock
         self.tokenizer = tokenizer
+        self.admission = admission
         self._streams = streams
         self._template = template
-        self._admission = admission
         self._sink = sink
         self._draw_seed = draw_seed
-        self._running = 0
+        self._aborts: dict[str, Callable[[], None]] = {}  # request id -> how to stop it
 
     @asynccontextmanager
     async def open(self, request: TextRequest) -> AsyncIterator[TextStream]:
@@ -72,12 +81,18 @@ class FrontDoor:
         meter = RequestMeter(self._sink, self.clock)
         usage = TextUsage()
         status = "aborted"  # what any exception means that is not named below
-        self._count_running(+1)
+        early = asyncio.Event()  # aborted before its stream was there
+        assert request.rid not in self._aborts, request.rid
+        self._aborts[request.rid] = early.set
+        self._sink.set(metrics.RUNNING, self.running)
         try:
             _check(request)
-            with self._admission.ticket(len(request.prompts) * request.n):
+            with self.admission.ticket(len(request.prompts) * request.n):
                 prompts = [await self._token_ids(p) for p in request.prompts]
                 stream = self._start(request, prompts, meter, usage)
+                self._aborts[request.rid] = stream.abort
+                if early.is_set():
+                    stream.abort()
                 try:
                     yield stream
                 finally:
@@ -90,21 +105,37 @@ class FrontDoor:
             status = "error"
             raise
         finally:
-            self._count_running(-1)
+            del self._aborts[request.rid]
+            self._sink.set(metrics.RUNNING, self.running)
             meter.end(status, usage)
 
-    def _count_running(self, change: int) -> None:
-        self._running += change
-        self._sink.set(metrics.RUNNING, self._running)
+    @property
+    def running(self) -> int:
+        """Requests that are open."""
+        return len(self._aborts)
+
+    def abort(self, rid: str) -> bool:
+        """End the request with exactly this id; False when none is open.
+
+        Its stream ends like one that ran out of time: what is known, then ABORT for every choice.
+        """
+        stop = self._aborts.get(rid)
+        if stop is not None:
+            stop()
+        return stop is not None
+
+    async def encode(self, prompt: str | ChatPrompt, *, add_special: bool = True) -> list[int]:
+        """Token ids of a text or of a rendered conversation; raises RequestError.
+
+        ``add_special`` is for texts: a chat template writes the special tokens itself.
+        """
+        if _length(prompt) > _INLINE_CHARS:
+            return await asyncio.to_thread(self._encode, prompt, add_special)
+        return self._encode(prompt, add_special)
 
     async def _token_ids(self, prompt: Prompt) -> list[int]:
         """The tokens of one prompt, checked against the vocabulary."""
-        if isinstance(prompt, tuple):
-            ids = list(prompt)
-        elif _length(prompt) > _INLINE_CHARS:
-            ids = await asyncio.to_thread(self._encode, prompt)
-        else:
-            ids = self._encode(prompt)
+        ids = list(prompt) if isinstance(prompt, tuple) else await self.encode(prompt)
         param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
         if not ids:
             raise RequestError("the prompt is empty: give at least one token", param=param)
@@ -116,16 +147,15 @@ class FrontDoor:
             )
         return ids
 
-    def _encode(self, prompt: str | ChatPrompt) -> list[int]:
+    def _encode(self, prompt: str | ChatPrompt, add_special: bool) -> list[int]:
         if isinstance(prompt, str):
-            return self.tokenizer.encode(_unicode(prompt, "prompt"), add_special=True)
+            return self.tokenizer.encode(_unicode(prompt, "prompt"), add_special=add_special)
         if self._template is None:
             raise RequestError(
                 f"the model {self.model.name!r} has no chat template: "
-                "use /v1/completions with a prompt",
+                "send a prompt (/v1/completions, Generate)",
                 param="messages",
             )
-        # The template writes the special tokens itself.
         text = _unicode(self._template.render(prompt), "messages")
         return self.tokenizer.encode(text, add_special=False)
 
@@ -190,13 +220,14 @@ def _check(request: TextRequest) -> None:
     sampling = request.sampling
     rules = (
         (bool(request.prompts), "prompt", "must not be an empty list"),
-        (request.n >= 1, "n", "must be at least 1"),
+        (1 <= request.n <= MAX_CHOICES, "n", f"must be between 1 and {MAX_CHOICES}"),
         (
             request.max_new_tokens is None or request.max_new_tokens >= 1,
             "max_tokens",
             "must be at least 1",
         ),
         (all(request.stops), "stop", "must not contain an empty string"),
+        (len(request.stops) <= MAX_STOPS, "stop", f"must have at most {MAX_STOPS} strings"),
         (0 <= sampling.temperature < float("inf"), "temperature", "must be 0 or more"),
         (0 < sampling.top_p <= 1, "top_p", "must be above 0 and at most 1"),
         (sampling.top_k >= 0, "top_k", "must be 0 (off) or more"),
@@ -210,6 +241,11 @@ def _check(request: TextRequest) -> None:
             all(t >= 0 for t in sampling.stop_token_ids),
             "stop_token_ids",
             "must not contain negative ids",
+        ),
+        (
+            len(sampling.stop_token_ids) <= MAX_STOP_TOKENS,
+            "stop_token_ids",
+            f"must have at most {MAX_STOP_TOKENS} ids",
         ),
     )
     for holds, param, message in rules:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from core.errors import AntiphonError
 from core.ports import TokenStreams
 from core.wire import FinishReason, Role, SamplingParams
-from router.openai.app import Readiness
+from router.readiness import Readiness
 from router.replicas import Replica, Replicas
 
 PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)

@@ -16,6 +16,9 @@ from router.text.request import TextEvent, TextUsage
 # the prefix cache; for shorter prompts the wait costs more than computing them again.
 LEAD_PROMPT_TOKENS = 64
 
+# What happens inside a TextStream.
+_Item = TextEvent | asyncio.Task[None] | None
+
 
 class ChoiceStream:
     """One choice and the token stream it is read from, opened when it is first read."""
@@ -73,18 +76,23 @@ class TextStream:
         self._choices = choices
         self._meter = meter
         self._timeout_s = timeout_s
-        self._timed_out = False
-        # Events, and the tasks that produced them, each when it is over.
-        self._queue: asyncio.Queue[TextEvent | asyncio.Task[None]] = asyncio.Queue()
+        self.timed_out = False
+        self._cut = False  # ended by time or abort before every choice had ended
+        # Events, and the tasks that produced them, each when it is over; None: stop.
+        self._queue: asyncio.Queue[_Item] = asyncio.Queue()
         self._steps = self._run()
 
     @property
     def aborted(self) -> bool:
         """Whether it was left, or ran out of time, before every choice had ended."""
-        return self._timed_out or not all(c.choice.done for c in self._choices)
+        return self._cut or not all(c.choice.done for c in self._choices)
 
     def __aiter__(self) -> AsyncIterator[list[TextEvent]]:
         return self._steps
+
+    def abort(self) -> None:
+        """End it from outside: every choice that still runs ends with ABORT."""
+        self._queue.put_nowait(None)
 
     async def aclose(self) -> None:
         """Stop every token stream that still runs."""
@@ -103,29 +111,32 @@ class TextStream:
                     async with asyncio.timeout_at(deadline):
                         items = await self._some()
                 except TimeoutError:
-                    self._timed_out = True
-                    break
+                    self.timed_out = True
+                    items = [None]
                 ended = [item for item in items if isinstance(item, asyncio.Task)]
                 if events := [item for item in items if isinstance(item, TextEvent)]:
                     yield events
                 for task in ended:
                     task.result()  # raises what ended it
                 running -= len(ended)
+                if None in items:
+                    self._cut = running > 0
+                    break
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if self._timed_out:
-            yield self._ended_by_timeout()
+        if self._cut:
+            yield self._cut_off()
 
-    async def _some(self) -> list[TextEvent | asyncio.Task[None]]:
+    async def _some(self) -> list[_Item]:
         """Wait for the next item and take all that are there with it."""
         items = [await self._queue.get()]
         while not self._queue.empty():
             items.append(self._queue.get_nowait())
         return items
 
-    def _ended_by_timeout(self) -> list[TextEvent]:
+    def _cut_off(self) -> list[TextEvent]:
         """What came meanwhile, and a last event for each choice that had none."""
         late = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
         events = [item for item in late if isinstance(item, TextEvent)]

@@ -20,7 +20,7 @@ from worker.cache.kv_pool import KVPool
 from worker.cache.prefix_cache import PrefixCache
 from worker.engine import Engine
 from worker.memory import pool_tokens
-from worker.models.spec import ModelSpec, read_spec
+from worker.model_spec import ModelSpec, read_spec
 from worker.models.weights import load_model
 from worker.roles.base import Role as RoleBehaviour
 from worker.roles.decode import DecodeRole
@@ -43,6 +43,7 @@ class Built:
     transport: KVTransport | None
 
     def close(self) -> None:
+        self.engine.role.close()
         if self.transport is not None:
             self.transport.close()
 
@@ -55,6 +56,10 @@ class Wiring(Protocol):
         ...
 
     def send(self, peer: str, data: bytes) -> None: ...
+
+    def drop(self, peer: str) -> None:
+        """End a link whose peer makes no sense; its loss is reported like any other."""
+        ...
 
     def wake(self) -> None:
         """Ask for a step; from any thread."""
@@ -103,7 +108,7 @@ def build(
         else:
             receiver = Receiver(link, geometry, bases, wiring.send)
             role = DecodeRole(scheduler, streams, receiver, wiring.dial, eos)
-    engine = Engine(role, scheduler, ModelRunner(model, pool, cache.table), streams)
+    engine = Engine(role, scheduler, ModelRunner(model, pool, cache.table), streams, wiring.drop)
     return Built(engine, context_len, pages, pool.bytes_per_token, link)
 
 

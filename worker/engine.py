@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from core.errors import TransferError
 from core.rpc.events import (
     Aborted,
     PeerLost,
@@ -28,6 +31,8 @@ from worker.scheduler.scheduler import Scheduler
 from worker.sequence import Sequence, SequenceState
 from worker.streams import Streams
 
+log = logging.getLogger(__name__)
+
 ENDED = frozenset({SequenceState.CLOSING, SequenceState.FINISHED})
 
 
@@ -39,11 +44,14 @@ class Engine:
     scheduler: Scheduler
     runner: Runner[Any]  # opaque tickets
     streams: Streams
+    drop_peer: Callable[[str], None]
     steps: int = 0
     _pinged: set[str] = field(default_factory=set)
+    _stuck: bool = False  # the last step found nothing to run, and no event came since
 
     def handle(self, event: RankEvent) -> None:
         """Take one event of the inbox."""
+        self._stuck = False
         match event:
             case Submitted(router, request):
                 self._submit(router, request)
@@ -57,16 +65,24 @@ class Engine:
             case Pinged(router):
                 self._pinged.add(router)
             case PeerMessage(peer, data):
-                self.role.on_peer(peer, data)
+                self._hear(peer, data)
             case PeerLost(peer):
                 self.role.on_peer_lost(peer)
             case StatusAsked():
                 raise AssertionError("the step loop answers for itself")
 
+    def _hear(self, peer: str, data: bytes) -> None:
+        try:
+            self.role.on_peer(peer, data)
+        except TransferError as error:
+            log.error("the link %s makes no sense and is dropped: %s", peer, error)
+            self.drop_peer(peer)  # PeerLost follows
+
     def step(self, now: float) -> dict[str, StepReport]:
         """Run one step if anything can run; what is to be said to each router."""
         self.role.poll(now)
         step = self.scheduler.next_plan()
+        self._stuck = step is None
         if step is not None:
             ticket = self.runner.launch(step.plan)
             self.steps += 1
@@ -76,8 +92,8 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Nothing can run before the next event."""
-        return self.scheduler.idle
+        """Nothing can run before the next event; requests may wait, for a peer or its pages."""
+        return self.scheduler.idle or self._stuck
 
     def load(self) -> LoadReport:
         waiting = [*self.scheduler.waiting, *self.role.waiting]

@@ -17,6 +17,7 @@ from core.rpc.events import PeerLost, PeerMessage, RankEvent
 from core.rpc.peer import LinkPace, PeerLinks
 from core.rpc.server import RankServer, ServerLimits
 from core.wire import Incarnation, RankInfo, Role
+from worker.attention.base import ATTENTION
 from worker.build import Built, build
 from worker.loop import StepLoop
 
@@ -91,6 +92,9 @@ class _Wiring:
     def send(self, peer: str, data: bytes) -> None:
         (self._links.send if self._links is not None else self._server.deliver_peer)(peer, data)
 
+    def drop(self, peer: str) -> None:
+        (self._links.drop if self._links is not None else self._server.drop_peer)(peer)
+
     def wake(self) -> None:
         if self._loop is not None:
             self._loop.wake()
@@ -121,7 +125,7 @@ def _info(spec: RankSpec, incarnation: Incarnation, built: Built) -> RankInfo:
         page_size=1,
         kv_bytes_per_token=built.bytes_per_token,
         dtype=spec.dtype,
-        attention=spec.group.attention,
+        attention=ATTENTION.resolve(spec.group.attention),
         threads=spec.group.threads,
         pid=os.getpid(),
     )

@@ -7,7 +7,7 @@ import torch
 from core.config import GroupConfig
 from core.errors import ConfigError
 from worker.cache.kv_pool import bytes_per_token
-from worker.models.spec import ModelSpec
+from worker.model_spec import ModelSpec
 
 
 def pool_tokens(spec: ModelSpec, dtype: torch.dtype, group: GroupConfig) -> int:

@@ -77,6 +77,8 @@ class _Engine:
         """Let nothing more land or be read. Returns when that is so."""
         with self._idle:
             self._idle.wait_for(lambda: self._writes == 0)
+        if self._raw is None:
+            return
         for region in self._regions:
             self._raw.unregister_memory(region.address)
         self._raw = None  # the last reference: ends the engine's threads and connections

@@ -21,16 +21,10 @@ from router.openai.body_limit import BodyLimit
 from router.openai.errors import error_body, install_error_handlers, json_response
 from router.openai.schema import ChatBody, CompletionBody, GenerationBody, refuse_unsupported
 from router.openai.sse import EventStream, sse, while_connected
+from router.readiness import Readiness
 from router.text.request import TextEvent, TextRequest
 
 _CLIENT_GONE = 499  # nobody reads it; the access log does
-
-
-class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether requests can be served now, and why not."""
-
-    ready: bool
-    reason: str = ""
 
 
 class HttpServices(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,9 +20,8 @@ from pydantic import (
 )
 
 from core.errors import RequestError
+from router.text.request import MAX_CHOICES, MAX_STOP_TOKENS, MAX_STOPS
 
-MAX_STOPS = 16
-MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 _INT64 = 1 << 63
 
@@ -77,7 +76,7 @@ class GenerationBody(BaseModel):
     top_k: Annotated[int | None, Field(ge=-1)] = None  # -1 and 0 are off
     stop: StopList = []
     stop_token_ids: Annotated[
-        list[Annotated[StrictInt, Field(ge=0)]] | None, Field(max_length=1024)
+        list[Annotated[StrictInt, Field(ge=0)]] | None, Field(max_length=MAX_STOP_TOKENS)
     ] = None
     ignore_eos: bool = False
     seed: Annotated[int | None, Field(ge=-_INT64, lt=_INT64)] = None

@@ -8,6 +8,11 @@ import msgspec
 
 from core.wire import FinishReason, SamplingParams
 
+# What one request may ask for, over any protocol.
+MAX_STOPS = 16
+MAX_STOP_TOKENS = 1024
+MAX_CHOICES = 128
+
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation that the model's chat template turns into a prompt."""

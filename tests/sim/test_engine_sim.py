@@ -30,7 +30,7 @@ def make_engine(pages: int, step_tokens: int, max_running: int) -> Engine:
     )
     scheduler, streams = Scheduler(cache, limits), Streams()
     role = UnifiedRole(scheduler, streams, frozenset())
-    return Engine(role, scheduler, FakeRunner(cache.table, pages), streams)
+    return Engine(role, scheduler, FakeRunner(cache.table, pages), streams, lambda peer: None)
 
 
 class EngineMachine(RuleBasedStateMachine):

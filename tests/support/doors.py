@@ -11,7 +11,8 @@ from core.clock import VirtualClock
 from core.metrics import PrometheusSink
 from router.admission import Admission
 from router.frontdoor import FrontDoor
-from router.openai.app import HttpServices, Readiness, make_app
+from router.openai.app import HttpServices, make_app
+from router.readiness import Readiness
 from router.text.chat import ChatTemplate
 from router.text.request import ServedModel
 from router.text.tokenizer import BytesTokenizer

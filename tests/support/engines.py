@@ -1,68 +1,110 @@
-"""A real model behind a real engine, stepped by hand: no threads, sockets or clock."""
+"""Schedulers and engines over the runner without a model, driven step by step."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
-from core.config import DisaggConfig, GroupConfig, RankSpec
 from core.rpc.events import Submitted
-from core.wire import Incarnation, RankId, Role, TokenChunk
+from core.wire import FinishReason, TokenChunk, TokenRequest
+from tests.support.fake_runner import FakeRunner
 from tests.support.requests import request
-from worker.build import build
+from worker.cache.prefix_cache import PrefixCache
 from worker.engine import Engine
+from worker.roles.unified import UnifiedRole
+from worker.scheduler.admission import Limits
+from worker.scheduler.scheduler import Progress, Scheduler, Step
+from worker.sequence import Sequence
+from worker.streams import Streams
+
+CONTEXT = 100
 
 
-class NoWiring:
-    """A unified rank has no peers."""
-
-    def dial(self, target: Incarnation) -> str:
-        raise AssertionError(target)
-
-    def send(self, peer: str, data: bytes) -> None:
-        raise AssertionError(peer)
-
-    def wake(self) -> None:
-        """Nothing sleeps here."""
-
-
-def rank_spec(
-    folder: Path, *, dtype: str = "float32", role: Role = Role.UNIFIED, **group
-) -> RankSpec:
-    settings = {"threads": 1, "kv_tokens": 4096, "kv_memory_mib": 1, **group}
-    return RankSpec(
-        rank=RankId(group=role.value),
-        role=role,
-        folder=str(folder),
-        served_name="m",
-        dtype=dtype,
-        context_len=2048,
-        host="127.0.0.1",
-        group=GroupConfig(**settings),
-        disagg=DisaggConfig(),
+def make_scheduler(
+    *, pages: int = 400, step_tokens: int = 16, max_running: int = 8, reserve: int = 0
+) -> Scheduler:
+    limits = Limits(
+        max_running=max_running,
+        step_tokens=step_tokens,
+        decode_reserve=reserve,
+        context_len=CONTEXT,
     )
+    return Scheduler(PrefixCache(pages, 2 * max_running, CONTEXT), limits)
 
 
-def unified_engine(folder: Path, **options) -> Engine:
-    return build(rank_spec(folder, **options), NoWiring()).engine
+class Bench:
+    """A scheduler and a runner; sequences leave when they have their tokens."""
+
+    def __init__(self, **limits: int) -> None:
+        self.scheduler = make_scheduler(**limits)
+        self.runner = FakeRunner(self.scheduler.cache.table, self.scheduler.cache.slots.total)
+        self.outputs: dict[str, list[int]] = {}
+
+    def add(self, rid: str, ids: list[int], max_new: int = 8) -> Sequence:
+        sequence = Sequence.of(request(rid, ids, max_new), "router", CONTEXT)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> list[tuple[str, str, int]]:
+        """Run one step: (rid, kind, tokens computed) of each row; empty when nothing can run."""
+        step = self.scheduler.next_plan()
+        if step is None:
+            return []
+        for progress in self.absorb(step):
+            self._note(progress)
+        self.scheduler.cache.check()
+        return [(part.sequence.rid, part.kind.value, part.take) for part in step.batch]
+
+    def absorb(self, step: Step) -> list[Progress]:
+        return self.scheduler.absorb(step, self.runner.collect(self.runner.launch(step.plan)))
+
+    def run(self, steps: int = 500) -> None:
+        """Until nothing is left."""
+        for _ in range(steps):
+            if not self.step():
+                break
+        assert self.scheduler.idle
+
+    def _note(self, progress: Progress) -> None:
+        sequence = progress.sequence
+        if progress.token is None:
+            return
+        self.outputs.setdefault(sequence.rid, []).append(progress.token)
+        if sequence.finish_reason(frozenset(), CONTEXT) is not None:
+            self.scheduler.remove(sequence)
+            self.scheduler.cache.release(sequence)
 
 
-def generate(
-    engine: Engine, prompts: list[list[int]], max_new: int, **params
-) -> list[list[TokenChunk]]:
-    """Submit all at once and step until every stream has ended; the chunks of each."""
-    chunks: dict[str, list[TokenChunk]] = {}
-    for i, ids in enumerate(prompts):
-        chunks[f"r{i}"] = []
-        engine.handle(Submitted("router", request(f"r{i}", ids, max_new, **params)))
-    for _ in range(100_000):
-        for report in engine.step(0.0).values():
-            for chunk in report.chunks:
-                chunks[chunk.rid].append(chunk)
-        if engine.idle:
-            break
-    engine.scheduler.cache.check()
-    return list(chunks.values())
+def make_unified(
+    eos: frozenset[int] = frozenset(),
+    role: Callable[[Scheduler, Streams, frozenset[int]], UnifiedRole] = UnifiedRole,
+    **limits: int,
+) -> Engine:
+    scheduler, streams = make_scheduler(**limits), Streams()
+    runner = FakeRunner(scheduler.cache.table, scheduler.cache.slots.total)
+    return Engine(role(scheduler, streams, eos), scheduler, runner, streams, lambda peer: None)
 
 
-def tokens(chunks: list[TokenChunk]) -> list[int]:
-    return [token for chunk in chunks for token in chunk.token_ids]
+class Listener:
+    """Submits to an engine, steps it, and keeps what it says to each router."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.said: list[tuple[str, TokenChunk]] = []
+
+    def submit(self, wanted: TokenRequest, router: str = "a") -> None:
+        self.engine.handle(Submitted(router, wanted))
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            for router, report in self.engine.step(0.0).items():
+                self.said += [(router, chunk) for chunk in report.chunks]
+
+    def chunks(self, rid: str) -> list[TokenChunk]:
+        return [chunk for _, chunk in self.said if chunk.rid == rid]
+
+    def tokens(self, rid: str) -> list[int]:
+        return [token for chunk in self.chunks(rid) for token in chunk.token_ids]
+
+    def finishes(self, rid: str) -> list[FinishReason]:
+        """Every finish that was said: there must be one."""
+        return [chunk.finish for chunk in self.chunks(rid) if chunk.finish is not None]

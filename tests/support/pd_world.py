@@ -63,7 +63,7 @@ class PdWorld:
         self.now = 0.0
         self.asked: dict[str, Asked] = {}
         self.prefill = self._engine("prefill", pages=self.random.randint(CONTEXT, 120))
-        self.decode = self._engine("decode", pages=self.random.randint(CONTEXT, 120))
+        self.decode = self._engine("decode", pages=self.random.randint(CONTEXT, 60))
 
     # --- building ---------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class PdWorld:
         else:
             receiver = Receiver(transport, geometry, bases, self._say_prefill)
             behaviour = DecodeRole(scheduler, streams, receiver, self._dial, frozenset())
-        return Engine(behaviour, scheduler, runner, streams)
+        return Engine(behaviour, scheduler, runner, streams, lambda peer: None)
 
     def _dial(self, target: Incarnation) -> str:
         assert target == PREFILL

@@ -7,13 +7,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("antiphon", "router", "cluster", "worker", "disagg", "core")
+GENERATED = ROOT / "router" / "rpc" / "gen"
 _FOLDERS = (*PACKAGES, "tests", "docs", "bench", ".ci", "deploy", "helm")
 _TEXT = {".py", ".md", ".yaml", ".yml", ".toml", ".json", ".sh", ".html", ".js", ".css", ".cpp", ""}
 
 
 def modules() -> list[Path]:
-    """Every Python file of the packages, without tests."""
-    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    """Every Python file of the packages that a person wrote, without tests."""
+    found = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return sorted(path for path in found if GENERATED not in path.parents)
 
 
 def documents() -> list[Path]:

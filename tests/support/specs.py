@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.models.spec import MlaSpec, ModelSpec, MoeSpec, RopeSpec
+from worker.model_spec import MlaSpec, ModelSpec, MoeSpec, RopeSpec
 
 
 def dense(layers: int = 2, heads: int = 6, kv_heads: int = 2, head_dim: int = 16) -> ModelSpec:

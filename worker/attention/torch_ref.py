@@ -48,7 +48,11 @@ class TorchAttention:
         for batch in plan.decodes:
             paged_k = _pages(keys, batch).transpose(1, 2)
             paged_v = _pages(values, batch).transpose(1, 2)
-            out.index_copy_(0, batch.rows, _decode(q[batch.rows], paged_k, paged_v, batch, scale))
+            out.index_copy_(
+                0,
+                batch.rows,
+                _decode(q.index_select(0, batch.rows), paged_k, paged_v, batch, scale),
+            )
         for row in plan.extends:
             paged_k = keys.index_select(0, row.slots).transpose(0, 1)
             paged_v = values.index_select(0, row.slots).transpose(0, 1)
@@ -71,7 +75,9 @@ class TorchAttention:
         out = q.new_empty(q.shape[0], q.shape[1], up.value.shape[1])
         for batch in plan.decodes:
             paged = _pages(cache, batch).unsqueeze(1)  # one key-value head
-            attended = _decode(_absorb(q[batch.rows], up), paged, paged, batch, scale)
+            attended = _decode(
+                _absorb(q.index_select(0, batch.rows), up), paged, paged, batch, scale
+            )
             out.index_copy_(0, batch.rows, _values(attended, up))
         for row in plan.extends:
             paged = cache.index_select(0, row.slots)  # [keys, latent]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from worker.models.spec import ModelSpec
+from worker.model_spec import ModelSpec
 
 
 def bytes_per_token(spec: ModelSpec, dtype: torch.dtype) -> int:

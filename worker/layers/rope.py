@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Complex64, Float, Int64
 from torch import Tensor
 
-from worker.models.spec import RopeSpec
+from worker.model_spec import RopeSpec
 
 Rotations = Complex64[Tensor, "T 1 pairs"]
 

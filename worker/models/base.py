@@ -10,7 +10,7 @@ from torch import Tensor
 from core.registry import Entry, Registry
 from worker.cache.kv_pool import KVPool
 from worker.layers.parameter import Slots
-from worker.models.spec import ModelSpec
+from worker.model_spec import ModelSpec
 from worker.pack import ForwardInput
 
 

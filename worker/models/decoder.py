@@ -16,7 +16,7 @@ from worker.layers.embedding import Embedding, LmHead
 from worker.layers.norm import RMSNorm
 from worker.layers.parameter import Slots
 from worker.layers.rope import Rope
-from worker.models.spec import ModelSpec
+from worker.model_spec import ModelSpec
 from worker.pack import ForwardInput
 
 

@@ -7,9 +7,9 @@ import torch
 from core.errors import ModelError
 from worker.attention.base import AttentionBackend
 from worker.layers.mlp import GatedMlp
+from worker.model_spec import ModelSpec
 from worker.models.decoder import Decoder, Layer, Mlp
 from worker.models.mla import LatentAttention
-from worker.models.spec import ModelSpec
 from worker.moe.layer import MoeLayer
 
 

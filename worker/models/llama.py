@@ -13,8 +13,8 @@ from worker.layers.linear import Linear
 from worker.layers.mlp import GatedMlp
 from worker.layers.parameter import Slots, neighbour_rows
 from worker.layers.rope import rotate
+from worker.model_spec import ModelSpec
 from worker.models.decoder import Context, Decoder, Layer
-from worker.models.spec import ModelSpec
 
 
 class GroupedQueryAttention:

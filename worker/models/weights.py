@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from core.errors import ModelError
 from worker.attention.base import ATTENTION
 from worker.layers.parameter import Slot
+from worker.model_spec import ModelSpec
 from worker.models.base import MODELS, Model
-from worker.models.spec import ModelSpec
 
 DISK_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LISTED = 5  # names that an error message lists
@@ -29,13 +29,18 @@ def load_model(folder: Path, spec: ModelSpec, dtype: torch.dtype, attention: str
     or mis-shaped tensors and for a broken or missing file; UnknownBackend for ``attention``.
     """
     model = MODELS.load(spec.architecture)(spec, dtype, ATTENTION.load(attention)())
-    slots = dict(model.slots())
-    names_by_file = {path: _names(path) for path in weight_files(folder)}
-    _check_names(folder, spec, set(slots), names_by_file.values())
-    for path, names in names_by_file.items():
-        _fill(path, {name: slots[name] for name in names if name in slots})
+    _fill(model, folder)
     model.pack()
     return model
+
+
+def _fill(model: Model, folder: Path) -> None:
+    """Fill every slot. The slots end here: a view that outlived this would keep a dense copy."""
+    slots = dict(model.slots())
+    names_by_file = {path: _names(path) for path in weight_files(folder)}
+    _check_names(folder, model.spec, set(slots), names_by_file.values())
+    for path, names in names_by_file.items():
+        _fill_from(path, {name: slots[name] for name in names if name in slots})
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
@@ -91,7 +96,7 @@ def _is_surplus(name: str, spec: ModelSpec) -> bool:
     return layer is not None and int(layer[1]) >= spec.layers  # multi-token prediction
 
 
-def _fill(path: Path, slots: dict[str, Slot]) -> None:
+def _fill_from(path: Path, slots: dict[str, Slot]) -> None:
     with safe_open(path, framework="pt") as file:
         for name, slot in slots.items():
             tensor: torch.Tensor = file.get_tensor(name)

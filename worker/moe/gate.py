@@ -10,7 +10,7 @@ from torch import Tensor
 
 from worker.layers.linear import Linear
 from worker.layers.parameter import Slot, Slots
-from worker.models.spec import MoeSpec
+from worker.model_spec import MoeSpec
 
 
 @dataclass(frozen=True, slots=True)

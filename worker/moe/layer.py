@@ -10,7 +10,7 @@ from torch import Tensor
 
 from worker.layers.mlp import GatedMlp
 from worker.layers.parameter import Slots
-from worker.models.spec import MoeSpec
+from worker.model_spec import MoeSpec
 from worker.moe.experts import Experts
 from worker.moe.gate import Gate, Routing
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from core.wire import ErrorKind, FinishReason, StreamError, TokenRequest
 from worker.scheduler.scheduler import Progress
 from worker.sequence import Sequence
 
+ROOM_IN_USE: Final = StreamError(
+    kind=ErrorKind.INVALID, message="this room is in use by another request"
+)
+
 
 class Role(Protocol):
-    """Given to the engine; called from its thread only. No call may block."""
+    """Given to the engine; called from its thread only.
+
+    No call blocks, but for ``poll`` of a decode rank while it fences off a lost peer."""
 
     def admit(self, sequence: Sequence) -> None:
         """A new request, already opened in the streams."""
@@ -32,7 +38,13 @@ class Role(Protocol):
         """Called at the top of every step: hear what the transport has to say."""
         ...
 
-    def on_peer(self, peer: str, data: bytes) -> None: ...
+    def close(self) -> None:
+        """Stop what runs beside the engine; called once, after the last step."""
+        ...
+
+    def on_peer(self, peer: str, data: bytes) -> None:
+        """Raises TransferError when the message cannot be read."""
+        ...
 
     def on_peer_lost(self, peer: str) -> None: ...
 

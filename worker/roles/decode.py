@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from core.wire import ErrorKind, FinishReason, Incarnation, StreamError, TokenRequest
 from disagg.receiver import Failed, Ready, Receiver, Released
+from worker.roles.base import ROOM_IN_USE
 from worker.roles.prefill import single_token
 from worker.scheduler.scheduler import Progress, Scheduler
 from worker.scheduler.waiting import WaitingQueue
@@ -40,10 +41,10 @@ class DecodeRole:
     def admit(self, sequence: Sequence) -> None:
         if single_token(sequence):  # the prefill rank does it all
             self._streams.end(sequence, None, None)
-            sequence.move(SequenceState.FINISHED)
-            self._streams.forget(sequence)
+            self._finish(sequence)
         elif sequence.room in self._rooms:
-            self._end(sequence, FinishReason.ERROR, _REUSED)
+            self._streams.end(sequence, FinishReason.ERROR, ROOM_IN_USE)
+            self._finish(sequence)
         else:
             self._arrivals.push(sequence)
 
@@ -88,6 +89,9 @@ class DecodeRole:
                     self._finish(sequence)
         self._reserve()
 
+    def close(self) -> None:
+        """The receiver has no threads."""
+
     def on_peer(self, peer: str, data: bytes) -> None:
         self._receiver.on_message(peer, data)
 
@@ -109,7 +113,10 @@ class DecodeRole:
         """Announce what fits, in order; retracted sequences have the first claim on pages."""
         scheduler = self._scheduler
         table = scheduler.cache.table
+        most = scheduler.limits.max_running
         while len(self._arrivals) and not len(scheduler.waiting) and table.free:
+            if len(scheduler.running) + len(self._rooms) >= most:
+                return
             sequence = next(iter(self._arrivals))
             to = sequence.length
             if not scheduler.admission.reserve(sequence, scheduler.running, to, to):
@@ -136,10 +143,6 @@ class DecodeRole:
             self._streams.end(sequence, finish, None)
             self._leave(sequence)
 
-    def _end(self, sequence: Sequence, finish: FinishReason, error: StreamError) -> None:
-        self._streams.end(sequence, finish, error)
-        self._finish(sequence)
-
     def _leave(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)
         self._scheduler.cache.release(sequence)
@@ -148,6 +151,3 @@ class DecodeRole:
     def _finish(self, sequence: Sequence) -> None:
         sequence.move(SequenceState.FINISHED)
         self._streams.forget(sequence)
-
-
-_REUSED = StreamError(kind=ErrorKind.INVALID, message="this room is in use by another request")

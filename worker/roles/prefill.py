@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from core.wire import ErrorKind, FinishReason, StreamError, TokenRequest
 from disagg.sender import Sender
+from worker.roles.base import ROOM_IN_USE
 from worker.scheduler.scheduler import Progress, Scheduler
 from worker.sequence import NO_ROW, Sequence, SequenceState
 from worker.streams import Streams
@@ -45,10 +46,15 @@ class PrefillRole:
         )
 
     def admit(self, sequence: Sequence) -> None:
-        if not single_token(sequence):
+        if single_token(sequence):
+            self._scheduler.add(sequence)
+        elif sequence.room in self._rooms:
+            self._streams.end(sequence, FinishReason.ERROR, ROOM_IN_USE)
+            self._release(sequence)
+        else:
             self._rooms[sequence.room] = sequence
             self._sender.open(sequence.room, sequence.rid, sequence.length)
-        self._scheduler.add(sequence)
+            self._scheduler.add(sequence)
 
     def refuse(self, request: TokenRequest, kind: ErrorKind, message: str) -> None:
         room = request.route.room
@@ -91,6 +97,9 @@ class PrefillRole:
                 error = StreamError(kind=ErrorKind.UNAVAILABLE, message=closed.message)
                 self._streams.end(sequence, FinishReason.ERROR, error)
             self._release(sequence)
+
+    def close(self) -> None:
+        self._sender.close()
 
     def on_peer(self, peer: str, data: bytes) -> None:
         self._sender.on_message(peer, data)

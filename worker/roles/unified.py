@@ -38,6 +38,9 @@ class UnifiedRole:
     def poll(self, now: float) -> None:
         """Nothing to hear."""
 
+    def close(self) -> None:
+        """Nothing runs beside the engine."""
+
     def on_peer(self, peer: str, data: bytes) -> None:
         """A unified rank has no peers; a stray message is dropped."""
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from worker.plan import SampleRow
 
+_COLDEST = 1e-30  # a float32 holds it, and any two scores that differ are far apart
 SHORTLIST = 1024  # a nucleus nearly always fits in so many tokens; else the row is sorted whole
 
 
@@ -28,7 +29,8 @@ def sample(logits: Float[Tensor, "L vocab"], rows: tuple[SampleRow, ...]) -> Int
 
 def _draw(logits: Float[Tensor, "vocab"], row: SampleRow) -> Int64[Tensor, ""]:
     """Gumbel-max over the tokens that top-k and top-p leave."""
-    scaled = logits / row.params.temperature
+    # The best score is 0, so that a temperature near 0 becomes greedy instead of infinite.
+    scaled = (logits - logits.max()) / max(row.params.temperature, _COLDEST)
     scores = _filter(scaled, row.params.top_k, row.params.top_p) + _gumbel(
         row.params.seed, row.position, logits.shape[-1]
     )

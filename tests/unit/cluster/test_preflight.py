@@ -11,7 +11,7 @@ from cluster.preflight import MIB, Machine
 from core import presets
 from core.errors import ModelError, PreflightError
 from tests.support import gguf_files
-from worker.models.spec import read_spec
+from worker.model_spec import read_spec
 
 GOOD = Machine(available_bytes=64 << 30, shm_bytes=1 << 30, absent=frozenset(), has_ibverbs=True)
 

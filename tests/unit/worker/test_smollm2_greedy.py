@@ -17,8 +17,8 @@ from core.clock import RealClock
 from router.text.chat import open_template
 from router.text.request import ChatPrompt
 from router.text.tokenizer import open_hf
-from tests.support.engines import generate, tokens, unified_engine
 from tests.support.models import smollm2_folder
+from tests.support.real_engine import generate, tokens, unified_engine
 
 NEW = 24
 TIE = 1e-4

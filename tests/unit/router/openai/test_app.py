@@ -6,7 +6,7 @@ import pytest
 
 from core.metrics import PrometheusSink
 from core.wire import FinishReason
-from router.openai.app import Readiness
+from router.readiness import Readiness
 from tests.support.doors import http_client, make_door, services
 from tests.support.eventually import run_tidy
 from tests.support.fake_streams import FakeStreams, says

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from worker.layers.rope import Rope, frequencies, magnitude, rotate, softmax_scale
-from worker.models.spec import RopeSpec
+from worker.model_spec import RopeSpec
 
 # of DeepSeek-V3's config.json
 V3 = RopeSpec(

@@ -9,8 +9,8 @@ import torch
 
 from tests.support import tiny_models
 from worker.cache.kv_pool import KVPool
+from worker.model_spec import ModelSpec, read_spec
 from worker.models.base import Model
-from worker.models.spec import ModelSpec, read_spec
 from worker.models.weights import load_model
 
 

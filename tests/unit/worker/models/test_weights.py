@@ -12,7 +12,8 @@ from core.errors import ModelError, UnknownBackend
 from tests.support import tiny_models
 from tests.support.steps import Row, advance
 from worker.cache.kv_pool import KVPool
-from worker.models.spec import read_spec
+from worker.layers.linear import Linear
+from worker.model_spec import read_spec
 from worker.models.weights import load_model, weight_files
 
 
@@ -165,3 +166,18 @@ def test_other_dtypes_on_disk_are_converted(folder, disk):
     converted = logits(folder, load(folder))
     change(folder, widen)
     assert torch.equal(converted, logits(folder, load(folder)))
+
+
+def test_packing_frees_the_dense_weights(folder, monkeypatch):
+    """Memory peaks at one copy only if no view outlives the filling of a weight."""
+    holders = []
+    pack = Linear.pack
+
+    def counted(linear):
+        storage = linear._weight.untyped_storage()
+        holders.append(torch._C._storage_Use_Count(storage._cdata))
+        pack(linear)
+
+    monkeypatch.setattr(Linear, "pack", counted)
+    load(folder)
+    assert set(holders) == {2}  # the weight and the storage object looked at here

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from core.errors import ModelError
-from worker.models.spec import read_spec
+from worker.model_spec import read_spec
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -164,5 +164,5 @@ def test_broken_json(tmp_path, text, name):
 
 
 def test_reading_a_spec_does_not_import_torch():
-    code = "import sys, worker.models.spec; sys.exit('torch' in sys.modules)"
+    code = "import sys, worker.model_spec; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,259 @@
+"""The two state machines: the law under random events, and the ways of one room in words."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from core.wire import ErrorKind
+from disagg.events import (
+    Aborted,
+    Announce,
+    Cancelled,
+    Claimed,
+    ClaimTimeout,
+    Computed,
+    Fail,
+    Fence,
+    Fenced,
+    LastArrived,
+    PeerLost,
+    QuietHeard,
+    RefusedHeard,
+    Release,
+    ReleasePages,
+    Renew,
+    Renewed,
+    Reserved,
+    SendCancel,
+    SendDone,
+    SendQuiet,
+    SendRefused,
+    StartDecoding,
+    Write,
+    WriteDone,
+)
+from disagg.handoff import Incoming, IncomingPhase, Outgoing, OutgoingPhase
+
+BAD = ErrorKind.UNAVAILABLE
+generations = st.integers(1, 3)
+incoming_events = st.one_of(
+    st.just(Reserved()),
+    st.builds(LastArrived, generations, st.just(9)),
+    st.just(QuietHeard()),
+    st.builds(RefusedHeard, generations, st.just(BAD), st.just("no"), st.booleans()),
+    st.just(Fenced()),
+    st.just(PeerLost("gone")),
+    st.just(Aborted(BAD, "left")),
+)
+outgoing_events = st.one_of(
+    st.builds(Claimed, generations, st.integers(0, 3)),
+    st.builds(Computed, st.integers(0, 8), st.booleans()),
+    st.builds(WriteDone, st.booleans()),
+    st.just(Renewed()),
+    st.just(Cancelled()),
+    st.just(Aborted(BAD, "left")),
+    st.just(PeerLost("gone")),
+    st.just(ClaimTimeout("late")),
+)
+
+
+def drive(machine, *events):
+    """Feed events; the last one's actions."""
+    actions = ()
+    for event in events:
+        machine, actions = machine.on(event)
+    return machine, actions
+
+
+def peer_is_quiet(event):
+    match event:
+        case Fenced() | QuietHeard() | LastArrived() | RefusedHeard(quiet=True):
+            return True
+    return False
+
+
+@given(st.lists(incoming_events, max_size=20))
+def test_announced_pages_are_released_on_the_peers_word_or_a_fence_alone(events):
+    machine, failed, ended = Incoming(), 0, 0
+    for event in events:
+        announced = machine.generation > 0
+        machine, actions = machine.on(event)
+        for action in actions:
+            assert not ended, "nothing happens after the end"
+            match action:
+                case Release():
+                    assert peer_is_quiet(event) or not announced
+                    assert failed == 1
+                    ended += 1
+                case StartDecoding():
+                    assert isinstance(event, LastArrived)
+                    assert not failed
+                    ended += 1
+                case Fail():
+                    failed += 1
+                    assert failed == 1
+        assert machine.over == bool(ended)
+
+
+@given(st.lists(outgoing_events, max_size=30))
+def test_source_pages_are_released_when_nothing_reads_them(events):
+    machine, writing, unsafe, ended = Outgoing(), False, False, False
+    for event in events:
+        if isinstance(event, WriteDone) and not writing:
+            continue
+        if isinstance(event, WriteDone):
+            writing, unsafe = False, unsafe or not event.ok
+        if isinstance(event, Renewed):
+            if not machine.renewing:
+                continue
+            unsafe = False
+        machine, actions = machine.on(event)
+        for action in actions:
+            assert not ended, "nothing happens after the end"
+            match action:
+                case Write(start, stop):
+                    assert not writing, "one write at a time"
+                    assert not unsafe, "no write with an engine that failed"
+                    assert start < stop <= machine.computed
+                    writing = True
+                case SendQuiet() | SendDone():
+                    assert not writing
+                case ReleasePages():
+                    assert not writing
+                    assert not unsafe
+                    ended = True
+        assert machine.over == ended
+
+
+@given(st.lists(outgoing_events, max_size=30))
+def test_quiet_is_said_only_when_no_failed_write_can_land(events):
+    """A failed write can land until the peer announces again, which it does after a fence."""
+    machine, writing, loose = Outgoing(), 0, 0  # generations; 0 is none
+    for event in events:
+        if isinstance(event, WriteDone):
+            if not writing:
+                continue
+            loose = loose if event.ok else max(loose, writing)
+            writing = 0
+        machine, actions = machine.on(event)
+        for action in actions:
+            match action:
+                case Write():
+                    writing = machine.generation
+                case SendQuiet() | SendRefused(quiet=True):
+                    assert not loose or loose < machine.generation
+                    assert not writing
+
+
+class TestIncoming:
+    def announced(self):
+        return Incoming().on(Reserved())[0]
+
+    def test_the_good_way(self):
+        machine, actions = Incoming().on(Reserved())
+        assert actions == (Announce(1),)
+        machine, actions = machine.on(LastArrived(1, 42))
+        assert (machine.phase, actions) == (IncomingPhase.READY, (StartDecoding(42),))
+
+    def test_cancel_waits_for_quiet(self):
+        machine, actions = drive(self.announced(), Aborted(BAD, "left"))
+        assert actions == (SendCancel(), Fail(BAD, "left"))
+        assert drive(machine, QuietHeard())[1] == (Release(),)
+
+    def test_a_lost_peer_means_a_fence(self):
+        machine, actions = drive(self.announced(), PeerLost("gone"))
+        assert actions == (Fail(BAD, "gone"), Fence())
+        assert drive(machine, Fenced())[1] == (Release(),)
+
+    def test_a_lost_peer_while_cancelling_means_a_fence(self):
+        _, actions = drive(self.announced(), Aborted(BAD, "left"), PeerLost("gone"))
+        assert actions == (Fence(),)
+
+    def test_anothers_fence_announces_again(self):
+        machine, actions = drive(self.announced(), Fenced())
+        assert actions == (Announce(2),)
+        stale = RefusedHeard(1, BAD, "a write failed", quiet=False)
+        assert machine.on(stale) == (machine, ())
+        assert drive(machine, LastArrived(1, 5))[1] == (StartDecoding(5),)
+
+    def test_an_unquiet_refusal_fails_fences_and_frees_the_peer(self):
+        machine, actions = drive(self.announced(), RefusedHeard(1, BAD, "no", quiet=False))
+        assert actions == (SendCancel(), Fail(BAD, "no"), Fence())
+        assert machine.phase is IncomingPhase.FENCING
+
+    def test_an_answer_from_the_future_is_dropped(self):
+        machine = self.announced()
+        assert machine.on(LastArrived(2, 5)) == (machine, ())
+
+
+class TestOutgoing:
+    def claimed(self, held=2):
+        return drive(Outgoing(), Claimed(1, held))[0]
+
+    def test_chunks_are_written_one_at_a_time_from_what_is_held(self):
+        machine, actions = drive(self.claimed(), Computed(4, last=False))
+        assert actions == (Write(2, 4),)
+        machine, actions = drive(machine, Computed(6, last=False))
+        assert actions == ()
+        machine, actions = drive(machine, Computed(8, last=False))
+        machine, actions = drive(machine, WriteDone(ok=True))
+        assert actions == (Write(4, 8),)
+        machine, actions = drive(machine, WriteDone(ok=True), Computed(8, last=True))
+        assert actions == (SendDone(1), ReleasePages(True, ""))
+
+    def test_a_late_claim_sends_all_that_is_there(self):
+        _, actions = drive(Outgoing(), Computed(8, last=True), Claimed(1, 0))
+        assert actions == (Write(0, 8),)
+
+    def test_nothing_to_send_is_done_at_once(self):
+        _, actions = drive(Outgoing(), Claimed(1, 8), Computed(8, last=True))
+        assert actions == (SendDone(1), ReleasePages(True, ""))
+
+    def failing(self):
+        return drive(self.claimed(), Computed(8, last=True), WriteDone(ok=False))
+
+    def test_a_failed_write_is_told_and_renewed_and_resumed(self):
+        machine, actions = self.failing()
+        assert actions == (SendRefused(1, BAD, "a KV write failed", False), Renew())
+        machine, actions = drive(machine, Claimed(2, 2))
+        assert actions == ()
+        _, actions = drive(machine, Renewed())
+        assert actions == (Write(2, 8),)
+
+    def test_a_failed_write_and_a_cancel(self):
+        machine, actions = drive(self.failing()[0], Cancelled())
+        assert actions == ()
+        _, actions = drive(machine, Renewed())
+        assert actions == (ReleasePages(False, "the decode rank cancelled"),)
+
+    def test_a_write_that_failed_by_the_peers_fence_is_not_reported(self):
+        machine, _ = drive(self.claimed(), Computed(8, last=True), Claimed(2, 2))
+        machine, actions = drive(machine, WriteDone(ok=False))
+        assert actions == (Renew(),)
+        assert drive(machine, Renewed())[1] == (Write(2, 8),)
+
+    def test_a_cancel_waits_for_the_write_in_flight(self):
+        machine, actions = drive(self.claimed(), Computed(8, last=False), Cancelled())
+        assert (machine.phase, actions) == (OutgoingPhase.DRAINING, ())
+        _, actions = drive(machine, WriteDone(ok=True))
+        assert actions == (SendQuiet(), ReleasePages(False, "the decode rank cancelled"))
+
+    def test_an_abort_reaches_the_peer(self):
+        _, actions = drive(self.claimed(), Aborted(ErrorKind.INVALID, "too long"))
+        refused = SendRefused(1, ErrorKind.INVALID, "too long", True)
+        assert actions == (refused, ReleasePages(False, "too long"))
+
+    def test_an_abort_that_crosses_the_peers_fence_is_answered_again(self):
+        machine, _ = drive(self.claimed(), Computed(8, last=True), Aborted(BAD, "left"))
+        machine, actions = drive(machine, WriteDone(ok=False))
+        assert actions == (SendRefused(1, BAD, "left", False), Renew())
+        machine, actions = drive(machine, Claimed(2, 2))
+        assert actions == (SendRefused(2, BAD, "left", True),)
+        assert drive(machine, Renewed())[1] == (ReleasePages(False, "left"),)
+
+    @pytest.mark.parametrize("event", [ClaimTimeout("late"), Aborted(BAD, "late")])
+    def test_unclaimed_rooms_close_at_once(self, event):
+        machine, actions = drive(Outgoing(), Computed(3, last=False), event)
+        assert actions == (ReleasePages(False, "late"),)
+        assert drive(machine, Claimed(1, 0))[1] == ()

@@ -1,0 +1,163 @@
+"""What the two legs of a request say and hold, one small story each."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.rpc.events import Aborted
+from core.wire import ErrorKind, FinishReason, Usage
+from tests.support.calm_pair import CalmPair
+from tests.support.fake_runner import generate
+from tests.support.pd_world import CONTEXT
+from worker.sequence import SequenceState
+
+PROMPT = [1, 2, 3, 4, 5]
+
+
+@pytest.fixture
+def pair():
+    return CalmPair()
+
+
+def everything_is_back(pair: CalmPair) -> None:
+    for engine in (pair.prefill, pair.decode):
+        assert len(engine.streams) == 0
+        assert engine.role.counts() in ({}, {"pending": 0})
+        assert engine.scheduler.cache.account().owned == 0
+        assert engine.scheduler.cache.available == engine.scheduler.cache.slots.total
+        assert engine.idle
+
+
+def test_the_prefill_leg_says_the_first_token_and_the_decode_leg_the_rest(pair):
+    pair.send(pair.ask("r", PROMPT, 4, room=1))
+    pair.settle()
+    (first,) = pair.of("prefill", "r")
+    rest = pair.of("decode", "r")
+    tokens = generate(PROMPT, 4)
+    assert (first.offset, first.token_ids) == (0, (tokens[0],))
+    assert (first.finish, first.last) == (None, True)
+    assert [(c.offset, *c.token_ids) for c in rest] == list(enumerate(tokens))[1:]
+    assert [c.finish for c in rest] == [None, None, FinishReason.LENGTH]
+    sent, received = pair.prefill.role.kv_bytes[0], pair.decode.role.kv_bytes[1]
+    assert sent == received == 8 * len(PROMPT)
+    everything_is_back(pair)
+
+
+def test_each_leg_says_its_usage_once(pair):
+    pair.send(pair.ask("r", PROMPT, 4, room=1))
+    pair.settle()
+    for leg in ("prefill", "decode"):
+        usages = [chunk.usage for chunk in pair.of(leg, "r")]
+        assert usages[0] == Usage(prompt_tokens=len(PROMPT))
+        assert not any(usages[1:])
+
+
+def test_kv_that_the_decode_rank_has_is_not_sent_again(pair):
+    pair.send(pair.ask("r", PROMPT, 4, room=1))
+    pair.settle()
+    before = pair.prefill.role.kv_bytes[0]
+    pair.send(pair.ask("again", [*PROMPT, 9], 4, room=2))
+    pair.settle()
+    assert pair.prefill.role.kv_bytes[0] - before == 8
+    assert pair.asked["again"].output == generate([*PROMPT, 9], 4)
+
+
+def test_a_request_for_one_token_moves_no_kv(pair):
+    pair.send(pair.ask("r", PROMPT, 1, room=1))
+    pair.settle()
+    (said,) = pair.of("prefill", "r")
+    assert (said.token_ids, said.finish) == (tuple(generate(PROMPT, 1)), FinishReason.LENGTH)
+    (ended,) = pair.of("decode", "r")
+    assert (ended.token_ids, ended.finish, ended.last) == ((), None, True)
+    assert pair.prefill.role.kv_bytes == (0, 0)
+    assert pair.decode.role.kv_bytes == (0, 0)
+    everything_is_back(pair)
+
+
+def test_a_stop_token_at_once_ends_both_legs(pair):
+    (first,) = generate(PROMPT, 1)
+    pair.send(pair.ask("r", PROMPT, 9, room=1, stop_token_ids=(first,)))
+    pair.settle()
+    (said,) = pair.of("prefill", "r")
+    assert (said.token_ids, said.finish) == ((first,), FinishReason.STOP)
+    (ended,) = pair.of("decode", "r")
+    assert (ended.token_ids, ended.finish) == ((), FinishReason.STOP)
+    everything_is_back(pair)
+
+
+def test_a_prefill_rank_holds_the_pages_until_a_decode_rank_has_them(pair):
+    wanted = pair.ask("r", PROMPT, 4, room=1)
+    pair.send(wanted, pair.prefill)
+    pair.step(pair.prefill, len(PROMPT))
+    sequence = pair.prefill.streams.find("r")
+    assert sequence.state is SequenceState.SENDING
+    assert pair.of("prefill", "r")  # the first token does not wait for the decode rank
+    assert pair.prefill.scheduler.cache.flush() == 0
+    assert pair.prefill.load().handoff_requests == 1
+    pair.send(wanted, pair.decode)
+    pair.settle()
+    assert pair.asked["r"].output == generate(PROMPT, 4)
+    everything_is_back(pair)
+
+
+def test_a_refusal_at_the_prefill_rank_ends_the_decode_leg_too(pair):
+    pair.send(pair.ask("r", PROMPT, 4, room=1), pair.prefill)
+    pair.send(pair.ask("r", PROMPT, 4, room=2))  # the same id once more
+    pair.settle()
+    (refused,) = pair.of("decode", "r")
+    assert refused.finish is FinishReason.ERROR
+    assert refused.error.kind is ErrorKind.INVALID
+    assert "in use" in refused.error.message
+    assert len(pair.decode.streams) == 0
+
+
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+def test_a_room_in_use_is_refused_and_its_owner_goes_on(pair, leg):
+    owner, other = pair.ask("r", PROMPT, 4, room=1), pair.ask("other", [7, 8, 9], 4, room=1)
+    pair.send(owner)
+    engine = pair.prefill if leg == "prefill" else pair.decode
+    pair.step(engine)
+    pair.send(other, engine)
+    pair.settle()
+    (refused,) = pair.of(leg, "other")
+    assert refused.finish is FinishReason.ERROR
+    assert "room" in refused.error.message
+    assert pair.asked["r"].output == generate(PROMPT, 4)
+    everything_is_back(pair)
+
+
+def test_an_abort_before_the_kv_came_gives_the_pages_back(pair):
+    wanted = pair.ask("r", PROMPT, 4, room=1)
+    pair.send(wanted, pair.decode)
+    pair.step(pair.decode)
+    assert pair.decode.streams.find("r").state is SequenceState.AWAITING_KV
+    assert pair.decode.scheduler.cache.account().owned == len(PROMPT)
+    pair.decode.handle(Aborted("a", "r"))
+    pair.step(pair.decode)
+    (chunk,) = pair.of("decode", "r")
+    assert chunk.finish is FinishReason.ABORT
+    assert pair.decode.scheduler.cache.account().owned == len(PROMPT)  # a write may still come
+    pair.send(wanted, pair.prefill)
+    pair.settle()
+    everything_is_back(pair)
+
+
+def test_unclaimed_prompts_leave_room_and_the_rank_sleeps_when_all_that_wait_are_unclaimed(pair):
+    prompts = {f"r{n}": [n, *range(20, 20 + CONTEXT - 10)] for n in range(8)}
+    wanted = [pair.ask(rid, ids, 3, room=n) for n, (rid, ids) in enumerate(prompts.items(), 1)]
+    for each in wanted:
+        pair.send(each, pair.prefill)
+    for _ in range(500):
+        pair.step(pair.prefill)
+        if pair.prefill.idle:
+            break
+    cache = pair.prefill.scheduler.cache
+    assert pair.prefill.idle
+    assert len(pair.prefill.scheduler.waiting)
+    assert cache.available >= CONTEXT  # whatever is claimed next can be computed
+    for each in wanted:
+        pair.send(each, pair.decode)
+    pair.settle(300)
+    for rid, ids in prompts.items():
+        assert pair.asked[rid].output == generate(ids, 3)
+    everything_is_back(pair)
