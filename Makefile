@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-FOLDERS := antiphon router cluster worker disagg core tests
+FOLDERS := antiphon router cluster worker disagg core bench tests
 
 .PHONY: help setup model serve test check lint types imports unit slow cluster proto fix clean
 

@@ -6,8 +6,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from core.errors import ConfigError
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the arguments; each default is that of bench.config.BenchConfig."""
@@ -66,9 +64,7 @@ def _what(group: Any) -> None:  # opaque: argparse's group
         help="default: random",
     )
     group.add_argument("--trace", metavar="FILE", help=".jsonl of Mooncake or .csv of Azure")
-    group.add_argument(
-        "--requests", type=int, metavar="N", help="default: 64, or the whole trace"
-    )
+    group.add_argument("--requests", type=int, metavar="N", help="default: 64, or the whole trace")
     group.add_argument(
         "--input-tokens", type=int, metavar="N", help="new in each request (default: 256)"
     )
@@ -91,7 +87,9 @@ def _what(group: Any) -> None:  # opaque: argparse's group
 
 def _when(group: Any) -> None:  # opaque: argparse's group
     pace = group.add_mutually_exclusive_group()
-    pace.add_argument("--rate", type=float, metavar="R", help="open loop: Poisson arrivals a second")
+    pace.add_argument(
+        "--rate", type=float, metavar="R", help="open loop: Poisson arrivals a second"
+    )
     pace.add_argument(
         "--concurrency",
         type=int,
@@ -129,7 +127,7 @@ def _json(text: str) -> dict[str, Any]:  # opaque: for the endpoint
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"--extra-body is not JSON: {error}") from error
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ConfigError("--extra-body must be a JSON object")
+        raise argparse.ArgumentTypeError("not a JSON object")
     return value

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from antiphon import bench_command
 from core.errors import ConfigError, OperatorError
 
 OPERATOR_ERROR = 2
@@ -56,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--url", default="http://127.0.0.1:8000", help="the router")
     status.add_argument("--json", action="store_true", help="the raw answer")
     status.set_defaults(run=_status)
+
+    bench = commands.add_parser("bench", help="load an OpenAI endpoint and measure it")
+    bench_command.add_arguments(bench)
 
     presets = commands.add_parser("presets", help="list the presets")
     presets.set_defaults(run=_presets)

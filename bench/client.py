@@ -13,7 +13,7 @@ from bench.config import BenchConfig
 from bench.outcome import Outcome
 from bench.sse import DONE, Chunk, Lines, error_text
 from core.clock import Clock
-from core.errors import PreflightError
+from core.errors import ConfigError, PreflightError
 
 Messages = list[dict[str, str]]
 _FAILED = ("error", "abort")  # finish reasons that are none
@@ -109,7 +109,7 @@ class Client:
             answer = await self._http.get("/v1/models")
             answer.raise_for_status()
             self._model = str(answer.json()["data"][0]["id"])
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except httpx.HTTPError as error:
             raise PreflightError(
                 f"no OpenAI endpoint answers on {self._config.url} ({_words(error)}): start one "
                 "with `antiphon serve`, or name another with --url"
@@ -163,7 +163,11 @@ class Client:
 
 @asynccontextmanager
 async def connect(config: BenchConfig, clock: Clock, api_key: str) -> AsyncIterator[Client]:
-    """A client whose connections are closed at the end."""
+    """A client whose connections are closed at the end; ConfigError for a wrong address."""
+    try:
+        address = httpx.URL(config.url.rstrip("/").removesuffix("/v1"))
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"--url {config.url}: {error}") from error
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
@@ -171,7 +175,7 @@ async def connect(config: BenchConfig, clock: Clock, api_key: str) -> AsyncItera
         max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEEP_ALIVE_S
     )
     async with httpx.AsyncClient(
-        base_url=config.url.rstrip("/").removesuffix("/v1"),
+        base_url=address,
         headers=headers,
         limits=limits,
         timeout=config.timeout_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,9 +112,7 @@ async def _warm_up(client: Client, config: BenchConfig, clock: Clock) -> None:
         )
 
 
-async def _play(
-    runner: Runner, config: BenchConfig, sessions: Sequence[Session]
-) -> list[Outcome]:
+async def _play(runner: Runner, config: BenchConfig, sessions: Sequence[Session]) -> list[Outcome]:
     offsets = arrivals(config, sessions)
     if offsets is None:
         return await runner.closed_loop(sessions, _concurrency(config))

@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.outcome import Outcome
 from bench.report import Report
-from core.errors import BackendUnavailable, ConfigError
+from core.errors import ConfigError, PreflightError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,9 @@ _BINS = 100
 def require(path: Path) -> None:
     """Raise an OperatorError where a plot cannot be drawn there; called before the run."""
     if find_spec("matplotlib") is None:
-        raise BackendUnavailable("option", "--plot", ("antiphon[bench]",))
+        raise PreflightError(
+            "--plot needs matplotlib: pip install 'antiphon[bench]', or leave --plot out"
+        )
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"--plot {path}: must end in .png, .svg or .pdf")
     if not path.parent.is_dir():

@@ -73,9 +73,7 @@ def summarise(outcomes: Sequence[Outcome], targets: Targets) -> Summary:
         prompt_tokens=prompt,
         cached_share=_cached_share(ok),
         output_tokens=output,
-        output_tokens_from=(
-            "chunks" if any(o.completion_tokens is None for o in ok) else "usage"
-        ),
+        output_tokens_from=("chunks" if any(o.completion_tokens is None for o in ok) else "usage"),
         output_tokens_per_s=output * per_s,
         total_tokens_per_s=None if prompt is None else (prompt + output) * per_s,
         ttft_ms=spread([o.ttft_s for o in ok]),

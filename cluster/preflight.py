@@ -33,7 +33,17 @@ ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # extra in pyproject.toml -> modules that show that it is installed
 EXTRAS = {
     "cpu": ("torch", "numpy", "safetensors", "mooncake"),
-    "serve": ("fastapi", "uvicorn", "grpc", "tokenizers", "jinja2", "prometheus_client"),
+    "serve": (
+        "fastapi",
+        "uvicorn",
+        "grpc",
+        "grpc_health",
+        "grpc_reflection",
+        "grpc_status",
+        "tokenizers",
+        "jinja2",
+        "prometheus_client",
+    ),
     "ray": ("ray",),
 }
 
@@ -74,6 +84,7 @@ def check(config: ClusterConfig, folder: Path, machine: Machine | None = None) -
         backend_problem(TOKENIZERS, config.router.tokenizer),
         ibverbs_problem(config, machine),
         port_problem(config.router.host, config.router.port),
+        grpc_port_problem(config),
         memory_problem(config, spec, model_store.weight_bytes(folder), machine),
     )
     if problems := [problem for problem in found if problem is not None]:
@@ -128,8 +139,19 @@ def _loads(library: str) -> bool:
 # --- the port -----------------------------------------------------------------------------------
 
 
-def port_problem(host: str, port: int) -> str | None:
-    """Whether the router can listen there; port 0 (any free one) always can."""
+def grpc_port_problem(config: ClusterConfig) -> str | None:
+    """The same for the gRPC front, where it is wanted."""
+    if not config.router.grpc:
+        return None
+    problem = port_problem(config.router.host, config.router.grpc_port, key="router.grpc_port")
+    return problem and f"{problem}, or switch gRPC off with router.grpc=false"
+
+
+def port_problem(host: str, port: int, *, key: str = "router.port") -> str | None:
+    """Whether the router can listen there; port 0 (any free one) always can.
+
+    ``key`` is the one of the configuration that names the port.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port), family=family).close()
@@ -137,10 +159,10 @@ def port_problem(host: str, port: int) -> str | None:
         if error.errno == errno.EADDRINUSE:
             owner = port_owner(port)
             by = f" (by {owner})" if owner else ""
-            return f"port {port} is in use{by}: stop it, or choose another with router.port=..."
+            return f"port {port} is in use{by}: stop it, or choose another with {key}=..."
         if error.errno == errno.EACCES:
-            return f"port {port} needs root: choose one above 1023 with router.port=..."
-        return f"cannot listen on {host}:{port}: {error.strerror}: set router.host and router.port"
+            return f"port {port} needs root: choose one above 1023 with {key}=..."
+        return f"cannot listen on {host}:{port}: {error.strerror}: set router.host and {key}"
     return None
 
 

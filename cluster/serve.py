@@ -1,29 +1,28 @@
-"""Composition root: model, preflight, ranks, router, HTTP; run; stop in reverse order."""
+"""Composition root: model, preflight, ranks, router, its fronts; run; stop in reverse order."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import secrets
-import signal
-import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI
 
 from cluster import model_store, preflight
+from cluster.fronts import banner, listen
 from cluster.local import LocalCluster
 from cluster.plan import Cpu, rank_specs, resolve_dtype, served_name
 from cluster.ray_cluster import RayCluster
 from cluster.status import StatusBoard
 from core.clock import RealClock
 from core.config import ClusterConfig, RankSpec
-from core.errors import PreflightError
+from core.errors import OperatorError, PreflightError
 from core.metrics import PrometheusSink
 from core.rpc.client import Connector, SessionPace
 from core.wire import RankInfo
@@ -31,8 +30,9 @@ from router.admission import Admission
 from router.dispatch import Dispatcher, DispatchLimits
 from router.frontdoor import FrontDoor
 from router.openai.app import HttpServices, make_app
-from router.policy.base import POLICIES
+from router.policy.base import POLICIES, PolicyContext
 from router.replicas import Member, Replicas
+from router.rpc.server import RpcFront, RpcServices
 from router.selftest import SelfTest
 from router.text.chat import open_template
 from router.text.request import ServedModel
@@ -41,6 +41,16 @@ from worker.model_spec import ModelSpec, read_spec
 
 Say = Callable[[str], None]
 Watch = Callable[[Replicas], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The parts of a router that ``serve`` runs."""
+
+    app: FastAPI
+    rpc: RpcFront | None  # None: switched off
+    replicas: Replicas
+    selftest: SelfTest
 
 
 async def serve(config: ClusterConfig, say: Say) -> None:
@@ -57,16 +67,31 @@ async def serve(config: ClusterConfig, say: Say) -> None:
     specs = rank_specs(config, folder, spec.context_len, cpu())
     async with (
         ranks(config, specs, say) as (infos, watch),
-        router(config, folder, spec, infos) as (app, replicas, selftest),
-        asyncio.TaskGroup() as tasks,
+        router(config, folder, spec, infos) as parts,
+        task_group() as tasks,
     ):
-        watcher = tasks.create_task(watch(replicas))
-        if problem := await _first_problem(replicas, selftest):
+        watcher = tasks.create_task(watch(parts.replicas))
+        if problem := await _first_problem(parts.replicas, parts.selftest):
             raise PreflightError(f"the ranks started but do not serve: {problem}")
         say(f"self-test passed after {RealClock().now() - started:.1f} s")
-        await _listen(config, app, lambda port: say(banner(config, port)))
+        await listen(
+            config.router, parts.app, parts.rpc, lambda *ports: say(banner(config, *ports))
+        )
         watcher.cancel()
     say("stopped")
+
+
+@asynccontextmanager
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """A TaskGroup that raises the OperatorError of its body or of a task as it is."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            yield tasks
+    except BaseExceptionGroup as errors:
+        mendable = errors.subgroup(OperatorError)
+        if mendable is None:
+            raise
+        raise mendable.exceptions[0] from errors
 
 
 async def _first_problem(replicas: Replicas, selftest: SelfTest) -> str:
@@ -104,14 +129,15 @@ async def ranks(
 @asynccontextmanager
 async def router(
     config: ClusterConfig, folder: Path, spec: ModelSpec, infos: Sequence[RankInfo]
-) -> AsyncIterator[tuple[FastAPI, Replicas, SelfTest]]:
+) -> AsyncIterator[Router]:
     """The front door over sessions that follow ``Replicas.update``."""
     clock, sink, settings = RealClock(), PrometheusSink(), config.router
     pace = SessionPace(rank_timeout_s=settings.rank_timeout_s)
     replicas = Replicas(Connector(secrets.token_hex(8), pace))
-    policy = POLICIES.load(settings.policy)
+    context = PolicyContext(settings.cache_aware, clock, sink)
+    policies = POLICIES.load(settings.policy)(context)
     limits = DispatchLimits(reroute_wait_s=settings.reroute_wait_s)
-    dispatcher = Dispatcher(replicas, policy(), policy(), limits=limits, sink=sink)
+    dispatcher = Dispatcher(replicas, policies.prefill, policies.decode, limits=limits, sink=sink)
     model = ServedModel(
         name=served_name(config),
         context_len=min(info.context_len for info in infos),
@@ -138,61 +164,17 @@ async def router(
         version=version("antiphon"),
         body_limit_mib=settings.body_limit_mib,
     )
+    rpc_services = RpcServices(
+        door=door,
+        ready=selftest.ready,
+        members=replicas.members,
+        body_limit_mib=settings.body_limit_mib,
+    )
+    rpc = RpcFront(rpc_services) if settings.grpc else None
     try:
-        yield make_app(services), replicas, selftest
+        yield Router(make_app(services), rpc, replicas, selftest)
     finally:
         await replicas.close()
-
-
-class _HttpServer(uvicorn.Server):
-    """Leaves signals to whoever runs ``serve``."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-async def _listen(config: ClusterConfig, app: FastAPI, ready: Callable[[int], None]) -> None:
-    """Serve HTTP until SIGINT or SIGTERM; live streams get a moment to end."""
-    try:
-        sock = socket.create_server((config.router.host, config.router.port))
-    except OSError as error:
-        raise PreflightError(
-            f"cannot listen on {config.router.host}:{config.router.port}: {error.strerror};"
-            " choose another with router.port=..."
-        ) from error
-    settings = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=2,
-    )
-    server = _HttpServer(settings)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, setattr, server, "should_exit", True)
-    ready(sock.getsockname()[1])
-    await server.serve(sockets=[sock])
-
-
-def banner(config: ClusterConfig, port: int) -> str:
-    """The ready line, and what to try next."""
-    url = f"http://{config.router.host}:{port}"
-    name = served_name(config)
-    messages = '[{"role": "user", "content": "What is the capital of France?"}]'
-    return f"""ready: {name} on {url}
-
-  curl {url}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "{name}", "messages": {messages}}}'
-
-  from openai import OpenAI
-  client = OpenAI(base_url="{url}/v1", api_key="none")
-  answer = client.chat.completions.create(model="{name}", messages={messages})
-  print(answer.choices[0].message.content)
-
-  antiphon status --url {url}
-  Ctrl-C stops everything."""
 
 
 def _member(info: RankInfo) -> Member:

@@ -67,6 +67,19 @@ class DisaggConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _require(self.peer_timeout_s > 0, "peer_timeout_s must be positive")
 
 
+class CacheAwareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the policy cache_aware weighs a prompt's cost on a rank."""
+
+    own_work_weight: float = 1.0  # of its uncached work, against its wait: more sticks to caches
+    eviction_weight: float = 3.0  # of each token it would evict; 0: evicting costs nothing
+    reuse_horizon_s: float = 120.0  # a prefix unused for this long is worth a third
+
+    def __post_init__(self) -> None:
+        _require(self.own_work_weight >= 0, "own_work_weight must be 0 or more")
+        _require(self.eviction_weight >= 0, "eviction_weight must be 0 or more")
+        _require(self.reuse_horizon_s > 0, "reuse_horizon_s must be positive")
+
+
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The front door."""
 
@@ -74,7 +87,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     port: int = 8000  # 0: any free one
     grpc: bool = True  # serve antiphon.v1 over gRPC too
     grpc_port: int = 9000  # on the same address; 0: any free one
-    policy: str = "least_load"  # a name in router/policy/base.py
+    policy: str = "cache_aware"  # a name in router/policy/base.py
+    cache_aware: CacheAwareConfig = CacheAwareConfig()  # of that policy
     tokenizer: str = "hf"  # a name in router/text/tokenizer.py
     queue_limit: int = 512  # live choices of all requests; more get 429 with Retry-After
     body_limit_mib: int = 16  # a larger request body gets 413

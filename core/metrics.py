@@ -73,6 +73,23 @@ E2E = _histogram(
 
 REROUTES = _counter("reroutes", "Streams that lost a rank and were carried on elsewhere")
 
+# --- the policy cache_aware --------------------------------------------------------------------
+
+ROUTING_DECISIONS = _counter(
+    "routing_decisions",
+    "Prompts by what the chosen rank holds of them: cached: as much as any rank; balanced: less "
+    "than another one, which would have cost more; cold: nobody holds anything",
+    "reason",
+)
+PREDICTED_CACHED_TOKENS = _counter(
+    "predicted_cached_tokens", "Prompt tokens the router expected in the chosen rank's cache"
+)
+CACHE_PREDICTION_ERROR_TOKENS = _counter(
+    "cache_prediction_error_tokens",
+    "Difference to what was found there; over: fewer were found, under: more",
+    "direction",
+)
+
 # --- each rank, from its latest LoadReport ------------------------------------------------------
 
 RANK_WAITING = _gauge("rank_waiting_requests", "Requests queued on a rank", *_RANK)
@@ -92,7 +109,7 @@ RANK_KV_RECEIVED = _gauge("rank_kv_received_bytes", "KV bytes received since sta
 
 METRICS: tuple[Metric, ...] = (
     REQUESTS, ABORTED, RUNNING, PROMPT_TOKENS, CACHED_TOKENS, GENERATION_TOKENS, TTFT, ITL, E2E,
-    REROUTES,
+    REROUTES, ROUTING_DECISIONS, PREDICTED_CACHED_TOKENS, CACHE_PREDICTION_ERROR_TOKENS,
     RANK_WAITING, RANK_WAITING_TOKENS, RANK_RUNNING, RANK_HANDOFFS, RANK_FREE_PAGES,
     RANK_CACHED_PAGES, RANK_TOTAL_PAGES, RANK_STEPS, RANK_PROMPT_TOKENS, RANK_CACHED_TOKENS,
     RANK_OUTPUT_TOKENS, RANK_RETRACTIONS, RANK_KV_SENT, RANK_KV_RECEIVED,

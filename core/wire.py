@@ -83,11 +83,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0  # in (0, 1]; 1 is off
     top_k: int = 0  # 0 is off
+    min_p: float = 0.0  # least probability as a share of the best token's, in [0, 1]; 0 is off
+    repetition_penalty: float = 1.0  # over prompt and output, above 0; 1 is off
+    presence_penalty: float = 0.0  # over the output
+    frequency_penalty: float = 0.0  # over the output, per occurrence
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
+    min_new_tokens: int = 0  # no stop token and no end of sequence before
     seed: int = 0  # the router draws one where the client gave none
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: bool = False  # of the chosen token
     top_logprobs: int = 0  # 0 to 20 alternatives; needs logprobs
+    prompt_logprobs: int | None = None  # alternatives for each prompt token; None: do not score
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +166,8 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()  # as long as token_ids where asked for
+    # of all prompt tokens but the first, with the first chunk, where asked for
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
     last: bool = False
     usage: Usage | None = None

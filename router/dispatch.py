@@ -33,7 +33,8 @@ from core.wire import (
 from router.legs import Arrived, Legs
 from router.merge import OutputMerge
 from router.policy.base import Policy
-from router.replicas import Booking, Replica, Replicas
+from router.replicas import Replica, Replicas
+from router.reservation import Reservation
 
 log = logging.getLogger(__name__)
 
@@ -47,25 +48,6 @@ class DispatchLimits:
 
     reroute_wait_s: float = 15.0
     max_reroutes: int = 3
-
-
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """A route with the work booked on it: the same replica twice where it does both."""
-
-    prefill: Replica
-    decode: Replica
-    prefill_work: Booking  # until the first token
-    decode_work: Booking  # until the end
-
-    @property
-    def legs(self) -> tuple[Replica, ...]:
-        unified = self.prefill is self.decode
-        return (self.prefill,) if unified else (self.prefill, self.decode)
-
-    def release(self) -> None:
-        self.prefill_work.release()
-        self.decode_work.release()
 
 
 @dataclass(slots=True)
@@ -98,6 +80,8 @@ class Dispatcher:
         self._decode_policy = decode_policy
         self._limits = limits
         self._sink: MetricSink = sink or NullSink()
+        for policy in (prefill_policy, decode_policy):
+            replicas.when_gone(policy.forget)
 
     async def stream(
         self, rid: str, token_ids: Sequence[int], params: SamplingParams
@@ -106,26 +90,27 @@ class Dispatcher:
         merge = OutputMerge(rid, np.asarray(token_ids, dtype="<i4"))
         search = _Search()
         while not merge.finished:
-            pair = await self._pair(merge, params, search)
-            if pair is None:
+            held = await self._reservation(merge, params, search)
+            if held is None:
                 yield merge.fail(ErrorKind.UNAVAILABLE, search.reason)
                 return
             try:
-                request = self._request(f"{rid}.{search.reroutes}", merge, params, pair)
-                async with aclosing(self._attempt(pair, request, merge, search)) as chunks:
+                request = self._request(f"{rid}.{search.reroutes}", merge, params, held)
+                async with aclosing(self._attempt(held, request, merge, search)) as chunks:
                     async for chunk in chunks:
-                        pair.prefill_work.release()
+                        if chunk.token_ids:
+                            held.first_token(chunk.usage)
                         yield chunk
             finally:
-                pair.release()
+                held.release(merge.token_ids())
             if end := self._after_attempt(merge, params, search):
                 yield end
 
     # --- choosing ------------------------------------------------------------
 
-    async def _pair(
+    async def _reservation(
         self, merge: OutputMerge, params: SamplingParams, search: _Search
-    ) -> _Pair | None:
+    ) -> Reservation | None:
         """Reserve a route, waiting for one if ranks are on their way.
 
         Returns None where a stream that has begun finds no other; raises Unavailable where it
@@ -138,8 +123,8 @@ class Dispatcher:
             async with asyncio.timeout(self._limits.reroute_wait_s):
                 while True:
                     change = self._replicas.change()
-                    if pair := self._reserve(merge, params, search.avoid):
-                        return pair
+                    if held := self._reserve(merge, params, search.avoid):
+                        return held
                     await change.wait()
         except TimeoutError:
             wait_s = self._limits.reroute_wait_s
@@ -150,31 +135,32 @@ class Dispatcher:
 
     def _reserve(
         self, merge: OutputMerge, params: SamplingParams, avoid: set[RankId]
-    ) -> _Pair | None:
+    ) -> Reservation | None:
         """Choose and book in one go: nothing is awaited, so no other request comes between."""
         token_ids = merge.token_ids()
         remaining = max(params.max_new_tokens - merge.produced, 0)
-        tokens = len(token_ids) + min(remaining, EXPECTED_OUTPUT_TOKENS)
+        output = min(remaining, EXPECTED_OUTPUT_TOKENS)
+        decode = None
         if both := self._replicas.routable(Role.UNIFIED, avoid):
-            prefill = decode = self._prefill_policy.choose(both, token_ids)
+            prefill = self._prefill_policy.assign(both, token_ids)
         else:
             first = self._replicas.routable(Role.PREFILL, avoid)
             second = self._replicas.routable(Role.DECODE, avoid)
             if not first or not second:
                 return None
-            prefill = self._prefill_policy.choose(first, token_ids)
-            decode = self._decode_policy.choose(second, token_ids)
-        return _Pair(prefill, decode, prefill.book(len(token_ids)), decode.book(tokens))
+            prefill = self._prefill_policy.assign(first, token_ids)
+            decode = self._decode_policy.assign(second, token_ids)
+        return Reservation(prefill, decode, prompt_tokens=len(token_ids), output_tokens=output)
 
     def _request(
-        self, rid: str, merge: OutputMerge, params: SamplingParams, pair: _Pair
+        self, rid: str, merge: OutputMerge, params: SamplingParams, held: Reservation
     ) -> TokenRequest:
         """Each attempt has an id of its own: a rank may still be dropping the one before."""
         token_ids: Int32Array = merge.token_ids()
         route = Route(
             room=secrets.randbits(63),
-            prefill=pair.prefill.client.incarnation,
-            decode=pair.decode.client.incarnation,
+            prefill=held.prefill.client.incarnation,
+            decode=held.decode.client.incarnation,
         )
         return TokenRequest(
             rid=rid,
@@ -187,15 +173,15 @@ class Dispatcher:
     # --- running ------------------------------------------------------------
 
     async def _attempt(
-        self, pair: _Pair, request: TokenRequest, merge: OutputMerge, search: _Search
+        self, held: Reservation, request: TokenRequest, merge: OutputMerge, search: _Search
     ) -> AsyncGenerator[TokenChunk, None]:
         """Emit until the output is finished, or until a rank is lost; ``search`` knows which."""
-        async with Legs(pair.legs, request) as legs:
+        async with Legs(held.legs, request) as legs:
             while legs.running:
                 event = await legs.next()
                 if isinstance(event, Arrived):
                     if _peer_failed(event.chunk):
-                        search.failed(_reason(event.chunk), _other(pair, event.leg).rank)
+                        search.failed(_reason(event.chunk), _other(held, event.leg).rank)
                         return
                     for chunk in merge.accept(event.leg.role, event.chunk):
                         yield chunk
@@ -247,5 +233,5 @@ def _reason(chunk: TokenChunk) -> str:
     return chunk.error.message if chunk.error is not None else "a leg failed"
 
 
-def _other(pair: _Pair, leg: Replica) -> Replica:
-    return pair.decode if leg is pair.prefill else pair.prefill
+def _other(held: Reservation, leg: Replica) -> Replica:
+    return held.decode if leg is held.prefill else held.prefill

@@ -33,7 +33,8 @@ class OutputMerge:
         self._tokens: list[int] = []
         self._held: list[TokenChunk] = []
         self._cached_tokens: int | None = None
-        self._usage_said = False
+        self._scores: tuple[TokenLogprob, ...] = ()
+        self._opened = False
         self.finished = False
 
     @property
@@ -54,6 +55,7 @@ class OutputMerge:
         if self.finished:
             return []
         self._note(role, chunk.usage)
+        self._scores = self._scores or chunk.prompt_logprobs
         if chunk.finish in {FinishReason.ERROR, FinishReason.ABORT}:
             return [self._end(chunk.finish, error=chunk.error)]
         if chunk.token_ids or chunk.finish is not None:
@@ -81,10 +83,15 @@ class OutputMerge:
             return []
         offset = self.produced
         self._tokens.extend(fresh)
-        usage = self._usage()
+        scores, usage = self._opening()
         return [
             TokenChunk(
-                rid=self._rid, offset=offset, token_ids=fresh, logprobs=logprobs, usage=usage
+                rid=self._rid,
+                offset=offset,
+                token_ids=fresh,
+                logprobs=logprobs,
+                prompt_logprobs=scores,
+                usage=usage,
             )
         ]
 
@@ -99,13 +106,15 @@ class OutputMerge:
         self._tokens.extend(fresh)
         self._held.clear()
         self.finished = True
+        scores, usage = self._opening()
         return TokenChunk(
             rid=self._rid,
             offset=offset,
             token_ids=fresh,
             logprobs=tuple(logprobs),
+            prompt_logprobs=scores,
             finish=reason,
-            usage=self._usage(),
+            usage=usage,
             error=error,
         )
 
@@ -116,12 +125,10 @@ class OutputMerge:
             # of the first attempt: a later one would count our own output as cached prompt
             self._cached_tokens = usage.cached_tokens
 
-    def _usage(self) -> Usage | None:
-        """With the first emitted chunk only: a stream may be left before its last one."""
-        if self._usage_said:
-            return None
-        self._usage_said = True
-        return Usage(
-            prompt_tokens=len(self._prompt),
-            cached_tokens=min(self._cached_tokens or 0, len(self._prompt)),
-        )
+    def _opening(self) -> tuple[tuple[TokenLogprob, ...], Usage | None]:
+        """What goes with the first emitted chunk only: a stream may be left before its last."""
+        if self._opened:
+            return (), None
+        self._opened = True
+        cached = min(self._cached_tokens or 0, len(self._prompt))
+        return self._scores, Usage(prompt_tokens=len(self._prompt), cached_tokens=cached)

@@ -100,7 +100,7 @@ class PrefixIndex:
     def _cover(self, shelf: Shelf, hashes: BlockHashes) -> list[Holding]:
         """Make the shelf hold exactly this path, split where it ends; root first."""
         runs, start = [], 0
-        for run, shared in self._walk(hashes):
+        for run, shared in list(self._walk(hashes)):
             if shared < len(run.hashes):
                 self._split(run, shared)
             runs.append(run)

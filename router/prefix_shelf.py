@@ -7,6 +7,7 @@ is always a leaf.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -63,7 +64,7 @@ class Shelf:
         self.held = 0
         self.pinned = 0
         self.gone = False
-        nothing = Run(BlockHashes("Q"))
+        nothing = Run(array("Q"))
         self._end = Holding(self, nothing)  # its younger neighbour is the oldest holding
         self._pinned_end = Holding(self, nothing)
 

@@ -74,6 +74,15 @@ class Replica:
         return self.client.incarnation.rank
 
     @property
+    def incarnation(self) -> Incarnation:
+        return self.client.incarnation
+
+    @property
+    def capacity_tokens(self) -> int:
+        info = self.client.info
+        return info.total_pages * info.page_size
+
+    @property
     def load(self) -> LoadReport:
         return self.client.load
 
@@ -93,6 +102,7 @@ class Replicas:
         self._leaving: set[asyncio.Task[None]] = set()
         self._up: dict[RankId, Replica] = {}
         self._changed = asyncio.Event()
+        self._when_gone: list[Callable[[Incarnation], None]] = []
 
     # --- membership ----------------------------------------
 
@@ -146,6 +156,12 @@ class Replicas:
         """The event that is set at the next change of members or sessions. Take it, then look."""
         return self._changed
 
+    def when_gone(self, tell: Callable[[Incarnation], None]) -> None:
+        """Call ``tell`` for each life of a rank that is over. A lost session is not the end of it:
+        the rank may be reached again, with its cache.
+        """
+        self._when_gone.append(tell)
+
     # --- sessions ----------------------------------------
 
     def _tell(self) -> None:
@@ -153,12 +169,14 @@ class Replicas:
         self._changed = asyncio.Event()
 
     def _drop(self, rank: RankId) -> None:
-        del self._members[rank]
+        life = self._members.pop(rank).incarnation
         self._up.pop(rank, None)
         keeper = self._keepers.pop(rank)
         self._leaving.add(keeper)
         keeper.add_done_callback(self._leaving.discard)
         keeper.cancel()
+        for tell in self._when_gone:
+            tell(life)
 
     async def _keep(self, member: Member) -> None:
         pause_s = self._retry.first_s

@@ -108,7 +108,9 @@ def build(
         else:
             receiver = Receiver(link, geometry, bases, wiring.send)
             role = DecodeRole(scheduler, streams, receiver, wiring.dial, eos)
-    engine = Engine(role, scheduler, ModelRunner(model, pool, cache.table), streams, wiring.drop)
+    engine = Engine(
+        role, scheduler, ModelRunner(model, pool, cache.table, eos), streams, wiring.drop
+    )
     return Built(engine, context_len, pages, pool.bytes_per_token, link)
 
 

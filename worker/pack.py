@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Int64
 from torch import Tensor
@@ -34,6 +35,8 @@ class ForwardInput:
 def pack(plan: StepPlan, table: Int64[Tensor, "rows width"]) -> ForwardInput:
     """Make the tensors of one step. ``table`` shares memory with the request table.
 
+    Logits come in the order of ``plan.samples``, then ``plan.scores``, target by target.
+
     The slots of a sequence are views of its row, so the row must not change while the step runs.
     """
     spans = list(zip(plan.rows, plan.query_start, plan.query_start[1:], plan.kv_lens, strict=False))
@@ -46,7 +49,11 @@ def pack(plan: StepPlan, table: Int64[Tensor, "rows width"]) -> ForwardInput:
         query_start=plan.query_start,
         kv_lens=plan.kv_lens,
         slots=tuple(table[row, :kv] for row, _, _, kv in spans),
-        logit_rows=torch.tensor(
-            [plan.query_start[s.index + 1] - 1 for s in plan.samples], dtype=torch.int64
-        ),
+        logit_rows=torch.from_numpy(_logit_rows(plan)),
     )
+
+
+def _logit_rows(plan: StepPlan) -> npt.NDArray[np.int64]:
+    last = [plan.query_start[sample.index + 1] - 1 for sample in plan.samples]
+    scored = [plan.query_start[row.index] + np.arange(len(row.targets)) for row in plan.scores]
+    return np.concatenate([np.asarray(last, np.int64), *scored]).astype(np.int64)

@@ -6,9 +6,11 @@ group gets the same plan as its leader.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeVar
+
+import numpy as np
 
 from core.wire import Int32Array, SamplingParams, TokenLogprob
 
@@ -20,6 +22,10 @@ class RowKind(StrEnum):
     DECODE = "decode"  # the one token sampled last
 
 
+def _none() -> Int32Array:
+    return np.empty(0, np.int32)
+
+
 @dataclass(frozen=True, slots=True)
 class SampleRow:
     """One sequence of a step whose next token is wanted."""
@@ -27,6 +33,20 @@ class SampleRow:
     index: int  # which row of the plan
     position: int  # of the new token in the request's output: keys the sampling noise
     params: SamplingParams
+    prompt: Int32Array = field(default_factory=_none)  # ids so far, for penalties
+    output: Int32Array = field(default_factory=_none)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRow:
+    """One sequence of a step whose prompt tokens are to be scored.
+
+    ``targets[j]`` is the prompt token that follows the row's ``j``-th token of this step.
+    """
+
+    index: int  # which row of the plan
+    targets: Int32Array
+    top: int  # alternatives for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +59,7 @@ class StepPlan:
     kv_lens: tuple[int, ...]  # B, KV length after this step's writes
     token_ids: Int32Array  # [T]
     samples: tuple[SampleRow, ...]
+    scores: tuple[ScoreRow, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -47,10 +68,11 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave, on the host. As long as the plan's ``samples``."""
+    """What a step gave, on the host: as long as the plan's ``samples`` and ``scores``."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob | None, ...]
+    scores: tuple[tuple[TokenLogprob, ...], ...] = ()
 
 
 Ticket = TypeVar("Ticket")

@@ -13,13 +13,13 @@ retraction), exactly one while decoding, because the last sampled token has no K
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from core.wire import FinishReason, Int32Array, SamplingParams, TokenRequest
+from core.wire import FinishReason, Int32Array, SamplingParams, TokenLogprob, TokenRequest
 
 if TYPE_CHECKING:
     from worker.cache.radix import Node
@@ -81,6 +81,7 @@ class Sequence:
     cached_len: int = 0  # of the prompt, found in the cache before the first retraction
     retractions: int = 0
     accounted: bool = False  # its usage was said
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # so far, where asked for
 
     @classmethod
     def of(cls, request: TokenRequest, router: str, context_len: int) -> Sequence:
@@ -120,6 +121,17 @@ class Sequence:
     def generated_here(self) -> int:
         """Output tokens this rank sampled: what a retraction would have to recompute for."""
         return self.length - len(self.request.token_ids) // 4
+
+    @property
+    def unscored(self) -> bool:
+        """Whether prompt tokens are still to be scored: those take logits, not cached KV."""
+        wanted = self.params.prompt_logprobs is not None and not self.accounted
+        return wanted and len(self.prompt_logprobs) < self.request.prompt_len - 1
+
+    @property
+    def reusable_len(self) -> int:
+        """How many tokens a cached prefix may cover, when the sequence is to sample here."""
+        return len(self.prompt_logprobs) if self.unscored else self.length - 1
 
     def append(self, token: int) -> None:
         self.tokens[self.length] = token

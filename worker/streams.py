@@ -49,6 +49,7 @@ class Streams:
     ) -> None:
         """Say the newest token, and with ``finish`` or ``last`` that this leg is done."""
         self.output_tokens += 1
+        first = not sequence.accounted
         self._say(
             sequence.router,
             TokenChunk(
@@ -56,6 +57,7 @@ class Streams:
                 offset=sequence.output_len - 1,
                 token_ids=(int(sequence.tokens[sequence.length - 1]),),
                 logprobs=() if logprob is None else (logprob,),
+                prompt_logprobs=tuple(sequence.prompt_logprobs) if first else (),
                 finish=finish,
                 last=last or finish is not None,
                 usage=self._usage(sequence),

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.wire import Int32Array
-from router.policy.base import C, Candidate
+from core.wire import Incarnation, Int32Array
+from router.policy.base import C, Candidate, Forgotten, Policies, PolicyContext, Ticket
 from router.policy.round_robin import RoundRobin
+
+
+def make(context: PolicyContext) -> Policies:
+    """The same rule for both roles, with turns of their own."""
+    return Policies(prefill=LeastLoad(), decode=LeastLoad())
 
 
 class LeastLoad:
@@ -19,10 +24,13 @@ class LeastLoad:
     def __init__(self) -> None:
         self._turns = RoundRobin()
 
-    def choose(self, candidates: Sequence[C], token_ids: Int32Array) -> C:
+    def assign(self, candidates: Sequence[C], token_ids: Int32Array) -> tuple[C, Ticket]:
         least = min(_load(candidate) for candidate in candidates)
         ties = [candidate for candidate in candidates if _load(candidate) == least]
-        return self._turns.choose(ties, token_ids)
+        return self._turns.next(ties), Forgotten()
+
+    def forget(self, life: Incarnation) -> None:
+        """Bookings live on the replicas."""
 
 
 def _load(candidate: Candidate) -> tuple[int, int, int]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("antiphon", "router", "cluster", "worker", "disagg", "core")
+PACKAGES = ("antiphon", "router", "cluster", "worker", "disagg", "core", "bench")
 GENERATED = ROOT / "router" / "rpc" / "gen"
-_FOLDERS = (*PACKAGES, "tests", "docs", "bench", ".ci", "deploy", "helm")
+_FOLDERS = (*PACKAGES, "tests", "docs", ".ci", "deploy", "helm")
 _TEXT = {".py", ".md", ".yaml", ".yml", ".toml", ".json", ".sh", ".html", ".js", ".css", ".cpp", ""}
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from core.wire import TokenLogprob, TopLogprob
-from worker.plan import SampleRow
+from worker.plan import SampleRow, ScoreRow
 
 
 def logprobs(
@@ -20,11 +21,40 @@ def logprobs(
     )
 
 
+def score(
+    logits: Float[Tensor, "targets vocab"], rows: tuple[ScoreRow, ...]
+) -> tuple[tuple[TokenLogprob, ...], ...]:
+    """Log-probabilities of known prompt tokens, row by row."""
+    out, start = [], 0
+    for row in rows:
+        part = logits[start : start + len(row.targets)]
+        out.append(_known(part, torch.from_numpy(row.targets.astype(np.int64)), row.top))
+        start += len(row.targets)
+    return tuple(out)
+
+
+def _known(
+    logits: Float[Tensor, "n vocab"], targets: Int64[Tensor, "n"], top: int
+) -> tuple[TokenLogprob, ...]:
+    total = torch.logsumexp(logits, dim=-1, keepdim=True)
+    own = (logits.gather(1, targets.unsqueeze(1)) - total).squeeze(1).tolist()
+    values, ids = torch.topk(logits, top)
+    best = zip(ids.tolist(), (values - total).tolist(), strict=True)
+    return tuple(
+        TokenLogprob(logprob=logprob, top=_alternatives(*pair))
+        for logprob, pair in zip(own, best, strict=True)
+    )
+
+
+def _alternatives(ids: list[int], logprobs: list[float]) -> tuple[TopLogprob, ...]:
+    pairs = zip(ids, logprobs, strict=True)
+    return tuple(TopLogprob(token_id=i, logprob=v) for i, v in pairs)
+
+
 def _one(logits: Float[Tensor, "vocab"], token: int, top: int) -> TokenLogprob:
     total = torch.logsumexp(logits, dim=-1)
     best: tuple[TopLogprob, ...] = ()
     if top:
         values, ids = torch.topk(logits, top)
-        pairs = zip(ids.tolist(), (values - total).tolist(), strict=True)
-        best = tuple(TopLogprob(token_id=i, logprob=v) for i, v in pairs)
+        best = _alternatives(ids.tolist(), (values - total).tolist())
     return TokenLogprob(logprob=float(logits[token] - total), top=best)

@@ -1,4 +1,4 @@
-"""Logits -> token ids: greedy, temperature, top-k, top-p, seeded.
+"""Logits -> token ids: greedy, temperature, min-p, top-k, top-p, seeded.
 
 Sampling is a pure function of the logits and of (seed, output position, token id): the noise comes
 from a counter-based generator keyed by seed and position, whose n-th number belongs to token n.
@@ -6,6 +6,8 @@ So batching, retraction and migration do not change a seeded answer.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
@@ -31,6 +33,8 @@ def _draw(logits: Float[Tensor, "vocab"], row: SampleRow) -> Int64[Tensor, ""]:
     """Gumbel-max over the tokens that top-k and top-p leave."""
     # The best score is 0, so that a temperature near 0 becomes greedy instead of infinite.
     scaled = (logits - logits.max()) / max(row.params.temperature, _COLDEST)
+    if row.params.min_p > 0:
+        scaled = scaled.masked_fill(scaled < math.log(row.params.min_p), -torch.inf)
     scores = _filter(scaled, row.params.top_k, row.params.top_p) + _gumbel(
         row.params.seed, row.position, logits.shape[-1]
     )
@@ -72,5 +76,5 @@ def _gumbel(seed: int, position: int, vocab: int) -> Float[Tensor, "vocab"]:
     """Standard Gumbel noise of (seed, position), one number per token id."""
     generator = np.random.Generator(np.random.Philox(key=seed % 2**64, counter=[0, 0, 0, position]))
     uniform = torch.from_numpy(generator.random(vocab, dtype=np.float32))
-    tiny = torch.finfo(torch.float32).tiny
-    return -torch.log(-torch.log(uniform.clamp_min(tiny)).clamp_min(tiny))
+    exponential = -torch.log(uniform.clamp_min(torch.finfo(torch.float32).tiny))
+    return -torch.log(exponential)  # finite, because uniform is in [0, 1)

@@ -54,7 +54,7 @@ class Admission:
                 break
             if not self.gate(sequence) or self._better_later(sequence, running):
                 continue
-            if not self.reserve(sequence, running, sequence.length, sequence.length - 1):
+            if not self.reserve(sequence, running, sequence.length, sequence.reusable_len):
                 break
             waiting.remove(sequence)
             running.append(sequence)
@@ -83,7 +83,7 @@ class Admission:
     def _better_later(self, sequence: Sequence, running: list[Sequence]) -> bool:
         """Whether a running prefill is about to compute a prefix that the cache lacks so far."""
         ahead = [s for s in running if s.remaining > 1]
-        if not ahead:
+        if not ahead or sequence.unscored:
             return False
         shared = max(common_prefix(s.ids, sequence.ids[:-1]) for s in ahead)
         return shared >= WORTH_WAITING_FOR + self._cache.tree.peek(sequence.ids[:shared])

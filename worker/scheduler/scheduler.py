@@ -14,7 +14,7 @@ import numpy as np
 
 from core.wire import TokenLogprob
 from worker.cache.prefix_cache import PrefixCache
-from worker.plan import RowKind, SampleRow, StepPlan, StepResult
+from worker.plan import RowKind, SampleRow, ScoreRow, StepPlan, StepResult
 from worker.scheduler.admission import Admission, Limits
 from worker.scheduler.waiting import WaitingQueue
 from worker.sequence import Sequence, SequenceState
@@ -103,12 +103,15 @@ class Scheduler:
     def absorb(self, step: Step, result: StepResult) -> list[Progress]:
         """Book a collected step; may come late. Sequences that left meanwhile are skipped."""
         sampled = {row.index: i for i, row in enumerate(step.plan.samples)}
+        scored = {row.index: i for i, row in enumerate(step.plan.scores)}
         progress: list[Progress] = []
         for index, part in enumerate(step.batch):
             sequence = part.sequence
             if sequence.state is not SequenceState.RUNNING:
                 continue
             sequence.computed_len += part.take
+            if (at := scored.get(index)) is not None:
+                sequence.prompt_logprobs.extend(result.scores[at])
             token, logprob = None, None
             if (at := sampled.get(index)) is not None:
                 token, logprob = result.token_ids[at], result.logprobs[at]
@@ -145,13 +148,15 @@ class Scheduler:
 
 def _plan(batch: list[Scheduled]) -> StepPlan:
     starts = [0]
-    pieces, samples = [], []
+    pieces, samples, scores = [], [], []
     for index, part in enumerate(batch):
         sequence, done = part.sequence, part.sequence.computed_len
         pieces.append(sequence.tokens[done : done + part.take])
         starts.append(starts[-1] + part.take)
         if done + part.take == sequence.length:
-            samples.append(SampleRow(index, sequence.output_len, sequence.params))
+            samples.append(_sample_row(index, sequence))
+        if sequence.unscored:
+            scores.append(_score_row(index, sequence, part.take))
     return StepPlan(
         kinds=tuple(part.kind for part in batch),
         rows=tuple(part.sequence.row for part in batch),
@@ -159,4 +164,18 @@ def _plan(batch: list[Scheduled]) -> StepPlan:
         kv_lens=tuple(part.sequence.computed_len + part.take for part in batch),
         token_ids=np.concatenate(pieces),
         samples=tuple(samples),
+        scores=tuple(scores),
     )
+
+
+def _sample_row(index: int, sequence: Sequence) -> SampleRow:
+    cut = sequence.request.prompt_len
+    prompt, output = sequence.ids[:cut], sequence.ids[cut:]
+    return SampleRow(index, sequence.output_len, sequence.params, prompt, output)
+
+
+def _score_row(index: int, sequence: Sequence, take: int) -> ScoreRow:
+    """The prompt tokens that follow the ones computed in this step."""
+    done = sequence.computed_len
+    targets = sequence.ids[done + 1 : min(done + take + 1, sequence.request.prompt_len)]
+    return ScoreRow(index, targets, sequence.params.prompt_logprobs or 0)

@@ -215,7 +215,7 @@ def test_a_stream_that_ends_in_silence_is_an_error():
         (asks("x" * 20), "prompt", "20 tokens.*at least one.*20 tokens"),
         (asks(max_new_tokens=0), "max_tokens", "at least 1"),
         (asks(stops=("",)), "stop", "empty"),
-        (asks(n=0), "n", "at least 1"),
+        (asks(n=0), "n", "between 1 and 128"),
         (asks(n=65), "n", "65 choices.*64"),
     ],
 )
@@ -270,7 +270,7 @@ def test_one_request_too_many_is_told_when_to_come_back():
         first = asyncio.create_task(collect(door, asks(n=2)))
         await eventually(lambda: len(streams.calls) == 2)
         with pytest.raises(Overloaded) as caught:
-            await collect(door, asks())
+            await collect(door, msgspec.structs.replace(asks(), rid="other"))
         assert caught.value.retry_after_s >= 1
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)

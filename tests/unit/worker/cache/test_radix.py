@@ -84,7 +84,8 @@ class RadixMachine(RuleBasedStateMachine):
     @rule(count=st.integers(0, 12))
     def evict(self, count: int) -> None:
         order = sorted(
-            self.slot.keys() - self.protected(), key=lambda prefix: (self.used[prefix], -len(prefix))
+            self.slot.keys() - self.protected(),
+            key=lambda prefix: (self.used[prefix], -len(prefix)),
         )
         version = self.tree.version
         freed = self.tree.evict(count).tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.rpc.events import Aborted
+from core.rpc.events import Aborted, PeerMessage
 from core.wire import ErrorKind, FinishReason, Usage
 from tests.support.calm_pair import CalmPair
 from tests.support.fake_runner import generate
@@ -140,6 +140,28 @@ def test_an_abort_before_the_kv_came_gives_the_pages_back(pair):
     pair.send(wanted, pair.prefill)
     pair.settle()
     everything_is_back(pair)
+
+
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+def test_a_message_that_cannot_be_read_costs_the_link_and_not_the_rank(pair, leg, caplog):
+    dropped: list[str] = []
+    engine = pair.prefill if leg == "prefill" else pair.decode
+    engine.drop_peer = dropped.append
+    engine.handle(PeerMessage("link0", b"\xc1"))
+    assert dropped == ["link0"]
+    assert "link0" in caplog.text
+    pair.send(pair.ask("r", PROMPT, 4, room=1))
+    pair.settle()
+    assert pair.asked["r"].output == generate(PROMPT, 4)
+
+
+def test_a_decode_rank_asks_for_no_more_kv_than_it_can_run(pair):
+    most = pair.decode.scheduler.limits.max_running
+    for n in range(most + 2):
+        pair.send(pair.ask(f"r{n}", [n, 1], 4, room=1 + n), pair.decode)
+    pair.step(pair.decode)
+    assert pair.decode.role.counts() == {"pending": 2, "announced": most}
+    assert pair.decode.load().waiting_requests == 2
 
 
 def test_unclaimed_prompts_leave_room_and_the_rank_sleeps_when_all_that_wait_are_unclaimed(pair):

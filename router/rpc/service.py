@@ -1,0 +1,149 @@
+"""antiphon.v1.Antiphon over a FrontDoor: one method for each call of the .proto."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import grpc
+
+from core.errors import ModelNotFound, RequestError
+from router.frontdoor import FrontDoor
+from router.replicas import Member, Replica
+from router.rpc import convert
+from router.rpc.errors import ID_IN_USE, Context, answering
+from router.rpc.gen import antiphon_pb2 as pb
+from router.text.request import TextRequest
+from router.text.tokenizer import decode
+
+Members = Callable[[], Sequence[tuple[Member, Replica | None]]]
+
+MAX_ID_CHARS = 128
+_INLINE_IDS = 16_384  # more are decoded in a thread: that takes more than about 5 ms
+
+
+class AntiphonService:
+    """Handlers of grpc.aio. They live on one event loop and share the door with HTTP."""
+
+    def __init__(self, door: FrontDoor, members: Members) -> None:
+        self._door = door
+        self._members = members
+        self._rids: dict[str, str] = {}  # running: the client's request id -> the front door's
+
+    # --- generation --------------------------------------------------------------------------
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
+        async with answering(context):
+            asked = convert.generate_request(request, context.time_remaining())
+            await self._stream(asked, request.options, context)
+
+    async def Chat(self, request: pb.ChatRequest, context: Context) -> None:
+        async with answering(context):
+            asked = convert.chat_request(request, context.time_remaining())
+            await self._stream(asked, request.options, context)
+
+    async def _stream(
+        self, asked: TextRequest, options: pb.GenerationOptions, context: Context
+    ) -> None:
+        """Write what the request says as it says it; a cancelled write stops it, too."""
+        self._check_model(options.model, "options.model")
+        with self._named(options.request_id, asked.rid) as request_id:
+            async with self._door.open(asked) as stream:
+                async for events in stream:
+                    for message in convert.responses(request_id, events, stream.usage):
+                        await _write(context, message)
+        if stream.timed_out:
+            await context.abort(
+                grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the last token"
+            )
+
+    @contextmanager
+    def _named(self, request_id: str, rid: str) -> Iterator[str]:
+        """Hold the id that the client knows the request by while the body runs."""
+        if len(request_id) > MAX_ID_CHARS:
+            raise RequestError(
+                f"request_id must have at most {MAX_ID_CHARS} characters", param="request_id"
+            )
+        known = request_id or rid
+        if known in self._rids:
+            raise RequestError(
+                f"a request with the id {known!r} is running: choose another, or none",
+                param="request_id",
+                code=ID_IN_USE,
+            )
+        self._rids[known] = rid
+        try:
+            yield known
+        finally:
+            del self._rids[known]
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        rid = self._rids.get(request.request_id, request.request_id)
+        return pb.AbortResponse(found=self._door.abort(rid))
+
+    # --- tokens ------------------------------------------------------------------------------
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        async with answering(context):
+            self._check_model(request.model, "model")
+            match request.WhichOneof("input"):
+                case "text":
+                    ids = await self._door.encode(request.text, add_special=not request.plain)
+                case "conversation":
+                    said = request.conversation
+                    prompt = convert.chat_prompt(said.messages, said.chat_template_kwargs)
+                    ids = await self._door.encode(prompt)
+                case _:
+                    raise RequestError("input is missing: set text or conversation", param="input")
+        return pb.TokenizeResponse(token_ids=ids)
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: Context
+    ) -> pb.DetokenizeResponse:
+        async with answering(context):
+            self._check_model(request.model, "model")
+            ids, vocab = request.token_ids, self._door.model.vocab_size
+            if ids and max(ids) >= vocab:
+                raise RequestError(
+                    f"token ids must be in [0, {vocab}): there is {max(ids)}", param="token_ids"
+                )
+            text = await self._text(tuple(ids), skip_special=not request.keep_special_tokens)
+        return pb.DetokenizeResponse(text=text)
+
+    async def _text(self, ids: tuple[int, ...], *, skip_special: bool) -> str:
+        tokenizer = self._door.tokenizer
+        if len(ids) <= _INLINE_IDS:
+            return decode(tokenizer, ids, skip_special=skip_special)
+        return await asyncio.to_thread(decode, tokenizer, ids, skip_special=skip_special)
+
+    # --- operations --------------------------------------------------------------------------
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: Context
+    ) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(models=[convert.model_card(self._door.model)])
+
+    async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
+        return pb.GetLoadResponse(
+            running_requests=self._door.running,
+            live_choices=self._door.admission.live,
+            choice_limit=self._door.admission.limit,
+            ranks=convert.rank_loads(self._members()),
+        )
+
+    def _check_model(self, name: str, field: str) -> None:
+        served = self._door.model.name
+        if name and name != served:
+            raise ModelNotFound(
+                f"the model {name!r} does not exist: this server has {served!r}", param=field
+            )
+
+
+async def _write(context: Context, message: pb.GenerateResponse) -> None:
+    """Write with the flow control of the transport: returns once there is room for more."""
+    try:
+        await context.write(message)
+    except grpc.aio.InternalError as error:
+        # the caller left while it was on its way; the cancellation of this task is, too
+        raise asyncio.CancelledError from error

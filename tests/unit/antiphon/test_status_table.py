@@ -1,0 +1,115 @@
+"""The table that ``antiphon status`` draws."""
+
+from __future__ import annotations
+
+import httpx
+import msgspec
+import pytest
+
+from antiphon import status
+from core.errors import PreflightError
+from core.wire import LoadReport, PageAccount, RankStatus, Role
+from tests.support.wires import incarnation, rank_info
+
+
+def up(rank: str, **load: int) -> status.Json:
+    said = RankStatus(
+        info=rank_info(incarnation(), Role.DECODE),
+        load=LoadReport(**load),
+        pages=PageAccount(total=1000, free=500, cached=250, owned=250),
+        handoffs={},
+        uptime_s=61.4,
+    )
+    return {"rank": rank, "role": "decode", "state": "up", **msgspec.to_builtins(said)}
+
+
+def answer(*ranks: status.Json, reason: str = "") -> status.Json:
+    return {"model": "tiny", "ready": not reason, "reason": reason, "ranks": list(ranks)}
+
+
+def cells(line: str) -> list[str]:
+    return [cell for cell in line.split("  ") if cell]
+
+
+def test_a_line_for_the_whole_and_one_for_each_rank():
+    table = status.render(
+        answer(
+            up(
+                "decode/0/0",
+                running_requests=3,
+                waiting_requests=2,
+                handoff_requests=1,
+                prompt_tokens=200,
+                cached_tokens=50,
+                output_tokens=777,
+                kv_bytes_received=3 * 2**20,
+            )
+        )
+    )
+    title, empty, head, row = table.splitlines()
+    assert title == "tiny: ready"
+    assert empty == ""
+    assert [cell.strip() for cell in cells(row)] == [
+        "decode/0/0", "up", "3", "2", "1", "25% of 1000", "50%", "25%", "777", "0 B", "3.0 MiB",
+        "61 s",
+    ]  # fmt: skip
+    assert len(cells(head)) == len(cells(row)) == len(status.COLUMNS)
+    assert head.index("KV received") == row.index("3.0 MiB")
+
+
+def test_what_is_not_up_says_why():
+    table = status.render(
+        answer(
+            {"rank": "prefill/0/0", "role": "prefill", "state": "no session"},
+            {"rank": "decode/0/0", "role": "decode", "state": "lost", "reason": "no answer"},
+            up("decode/0/1"),
+            reason="no session yet with prefill/0/0",
+        )
+    )
+    assert "tiny: NOT READY: no session yet with prefill/0/0" in table
+    lines = [cells(line) for line in table.splitlines()[3:]]
+    assert [cell.strip() for cell in lines[0]] == ["prefill/0/0", "no session"]
+    assert [cell.strip() for cell in lines[1]] == ["decode/0/0", "lost no answer"]
+    assert lines[2][7].strip() == "0%"  # no prompt yet
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (5 * 2**30, "5.0 GiB"),
+        (2**42, "4096.0 GiB"),
+    ],
+)
+def test_bytes_are_said_in_a_fitting_unit(count, words):
+    assert words in status.render(answer(up("decode/0/0", kv_bytes_sent=count)))
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, code: int) -> list[str]:
+    asked: list[str] = []
+
+    def get(url: str, **_: object) -> httpx.Response:
+        asked.append(url)
+        return httpx.Response(code, json=answer(), request=httpx.Request("GET", url))
+
+    monkeypatch.setattr(httpx, "get", get)
+    return asked
+
+
+def test_fetch_asks_the_routers_status_page(monkeypatch):
+    asked = serve(monkeypatch, 200)
+    assert status.fetch("http://there:8000/") == answer()
+    assert asked == ["http://there:8000/status"]
+
+
+def test_fetch_names_the_fix_when_something_else_answers(monkeypatch):
+    serve(monkeypatch, 404)
+    with pytest.raises(PreflightError, match=r"antiphon serve.*--url"):
+        status.fetch("http://there:8000")
+
+
+def test_fetch_names_the_fix_when_nobody_answers():
+    with pytest.raises(PreflightError, match=r"no router answers on http://127\.0\.0\.1:9"):
+        status.fetch("http://127.0.0.1:9")

@@ -1,0 +1,81 @@
+"""Which ranks there are, and with how many threads and which numbers each one runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.plan import Cpu, rank_specs, resolve_dtype
+from core.config import load
+from core.errors import ConfigError
+from core.wire import RankId, Role
+
+FOLDER = Path("/models/tiny")
+PLAIN = Cpu(cores=8, bf16=False)
+MODEL_CONTEXT = 4096
+
+
+def specs(tree: dict, cpu: Cpu = PLAIN):
+    return rank_specs(resolve_dtype(load(tree), cpu), FOLDER, MODEL_CONTEXT, cpu)
+
+
+def test_one_spec_per_rank_in_the_order_of_a_request():
+    found = specs({"decode": {"replicas": 2}, "prefill": {}})
+    assert [(s.rank, s.role) for s in found] == [
+        (RankId(group="prefill"), Role.PREFILL),
+        (RankId(group="decode", replica=0), Role.DECODE),
+        (RankId(group="decode", replica=1), Role.DECODE),
+    ]
+    assert {s.folder for s in found} == {str(FOLDER)}
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(8, 2), (9, 2), (3, 1), (1, 1)])
+def test_cores_are_shared_out_and_nobody_gets_none(cores, threads):
+    tree = {"prefill": {"replicas": 2}, "decode": {"replicas": 2}}
+    found = specs(tree, Cpu(cores=cores, bf16=False))
+    assert {s.group.threads for s in found} == {threads}
+
+
+def test_configured_threads_stay():
+    found = specs({"prefill": {"threads": 5}, "decode": {}})
+    assert [s.group.threads for s in found] == [5, 4]
+
+
+@pytest.mark.parametrize(
+    ("asked", "bf16", "dtype"),
+    [
+        ("auto", True, "bfloat16"),
+        ("auto", False, "float32"),
+        ("bfloat16", False, "bfloat16"),
+        ("float32", True, "float32"),
+    ],
+)
+def test_auto_takes_bfloat16_where_the_processor_has_it(asked, bf16, dtype):
+    (spec,) = specs({"unified": {}, "model": {"dtype": asked}}, Cpu(cores=1, bf16=bf16))
+    assert spec.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("flags", "bf16"),
+    [({"avx512_bf16"}, True), ({"amx_bf16"}, True), ({"bf16"}, True), ({"avx512f"}, False)],
+)
+def test_what_processor_flags_say(flags, bf16):
+    assert Cpu.read(4, frozenset(flags)) == Cpu(cores=4, bf16=bf16)
+
+
+def test_the_context_is_the_models_own_unless_a_shorter_one_is_asked_for():
+    (own,) = specs({"unified": {}})
+    (short,) = specs({"unified": {}, "model": {"context_len": 100}})
+    assert (own.context_len, short.context_len) == (MODEL_CONTEXT, 100)
+
+
+def test_more_context_than_the_model_has_names_the_key_and_the_fix():
+    with pytest.raises(ConfigError, match=r"\$\.model\.context_len.*5000.*4096.*lower it"):
+        specs({"unified": {}, "model": {"context_len": 5000}})
+
+
+def test_the_name_that_clients_send():
+    (by_source,) = specs({"unified": {}, "model": {"source": "owner/model"}})
+    (by_name,) = specs({"unified": {}, "model": {"source": "owner/model", "served_name": "mine"}})
+    assert (by_source.served_name, by_name.served_name) == ("owner/model", "mine")

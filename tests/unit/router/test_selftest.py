@@ -1,0 +1,114 @@
+"""Readiness: shown by a request, remembered for as long as the sessions stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from core.errors import Unavailable
+from core.wire import ErrorKind, FinishReason, Role
+from router.replicas import Replicas, Retry
+from router.selftest import PROMPT, SelfTest
+from tests.support.eventually import eventually, run_tidy
+from tests.support.fake_ranks import Fleet
+from tests.support.fake_streams import HANG, FakeStreams, chunk, failure
+
+TWO_TOKENS = [chunk(0, 5), chunk(1, 6, finish=FinishReason.LENGTH)]
+
+
+@asynccontextmanager
+async def sessions(fleet: Fleet) -> AsyncIterator[Replicas]:
+    replicas = Replicas(fleet.connect, retry=Retry(first_s=0.0, limit_s=0.0))
+    replicas.update(fleet.members)
+    reachable = [m for m in fleet.members if m.incarnation.rank not in fleet.down]
+    await eventually(lambda: len(fleet.live) == len(reachable))
+    yield replicas
+    await replicas.close()
+
+
+def a_pair() -> Fleet:
+    fleet = Fleet()
+    fleet.add(Role.PREFILL)
+    fleet.add(Role.DECODE)
+    return fleet
+
+
+def test_two_tokens_make_a_cluster_ready_and_the_test_is_not_repeated():
+    async def main() -> None:
+        streams = FakeStreams(lambda _: TWO_TOKENS)
+        async with sessions(a_pair()) as replicas:
+            selftest = SelfTest(replicas, streams)
+            for _ in range(3):
+                readiness = await selftest.ready()
+                assert (readiness.ready, readiness.reason) == (True, "")
+        (call,) = streams.calls
+        assert call.token_ids == list(PROMPT)
+        assert call.params.max_new_tokens == 2
+        assert call.params.temperature == 0
+        assert call.params.ignore_eos
+        assert call.closed
+
+    run_tidy(main)
+
+
+def test_a_change_of_sessions_asks_for_another_test():
+    async def main() -> None:
+        fleet, streams = a_pair(), FakeStreams(lambda _: TWO_TOKENS)
+        async with sessions(fleet) as replicas:
+            selftest = SelfTest(replicas, streams)
+            assert (await selftest.ready()).ready
+            fleet.add(Role.DECODE, nonce="another life")
+            replicas.update(fleet.members)
+            await eventually(lambda: replicas.complete)
+            assert (await selftest.ready()).ready
+        assert len(streams.calls) == 2
+
+    run_tidy(main)
+
+
+def test_without_a_whole_set_of_ranks_nothing_is_tried():
+    async def main() -> None:
+        streams = FakeStreams(lambda _: TWO_TOKENS)
+        async with sessions(Fleet()) as replicas:
+            readiness = await SelfTest(replicas, streams).ready()
+            assert not readiness.ready
+            assert readiness.reason == "no prefill and no decode worker is there"
+        fleet = Fleet()
+        fleet.add(Role.DECODE)
+        async with sessions(fleet) as replicas:
+            reason = (await SelfTest(replicas, streams).ready()).reason
+            assert reason == "no prefill worker is there"
+        fleet = a_pair()
+        fleet.down.add(fleet.members[0].incarnation.rank)
+        async with sessions(fleet) as replicas:
+            reason = (await SelfTest(replicas, streams).ready()).reason
+            assert reason == "no session yet with prefill/0/0"
+        assert not streams.calls
+
+    run_tidy(main)
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ([failure(ErrorKind.INTERNAL, "the model is broken")], "the model is broken"),
+        ([Unavailable("nobody can take it")], "nobody can take it"),
+        ([chunk(0, 5)], "the self-test's stream ended early"),
+        ([chunk(0, 5, finish=FinishReason.LENGTH)], "the self-test's stream ended early"),
+        ([chunk(0, 5), HANG], "the self-test did not answer within 0.05 s"),
+    ],
+)
+def test_a_failed_test_says_why_and_is_tried_again(script, reason):
+    async def main() -> None:
+        scripts = [script, TWO_TOKENS]
+        streams = FakeStreams(lambda _: scripts.pop(0))
+        async with sessions(a_pair()) as replicas:
+            selftest = SelfTest(replicas, streams, timeout_s=0.05)
+            first, second = await selftest.ready(), await selftest.ready()
+        assert (first.ready, first.reason) == (False, reason)
+        assert second.ready
+        assert all(call.closed for call in streams.calls)
+
+    run_tidy(main)

@@ -1,0 +1,102 @@
+"""From a plan to tensors, through a model that only looks, to tokens on the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from core.wire import SamplingParams
+from tests.support.specs import dense
+from worker.cache.kv_pool import KVPool
+from worker.cache.request_table import RequestTable
+from worker.pack import ForwardInput, pack
+from worker.plan import RowKind, SampleRow, StepPlan
+from worker.runner import ModelRunner
+
+VOCAB = 20
+GREEDY = SamplingParams(max_new_tokens=4, temperature=0.0)
+LOGPROBS = SamplingParams(max_new_tokens=4, temperature=0.0, logprobs=True, top_logprobs=2)
+
+
+@pytest.fixture
+def table():
+    table = RequestTable(3, 8)
+    table.write(2, 0, np.array([5, 6, 7, 8], np.int32))  # a chunk: two cached, two new
+    table.write(0, 0, np.array([9, 3, 1], np.int32))  # a decode row
+    return table
+
+
+@pytest.fixture
+def plan():
+    return StepPlan(
+        kinds=(RowKind.EXTEND, RowKind.DECODE),
+        rows=(2, 0),
+        query_start=(0, 2, 3),
+        kv_lens=(4, 3),
+        token_ids=np.array([11, 12, 13], np.int32),
+        samples=(SampleRow(0, 0, GREEDY), SampleRow(1, 5, LOGPROBS)),
+    )
+
+
+class Looker:
+    """Implements Model: the logits of a token point at the token after it."""
+
+    spec = dense()
+
+    def __init__(self) -> None:
+        self.seen: list[ForwardInput] = []
+
+    def forward(self, step: ForwardInput, pool: KVPool) -> torch.Tensor:
+        assert torch.is_inference_mode_enabled()
+        self.seen.append(step)
+        after = step.token_ids[step.logit_rows] + 1
+        return torch.nn.functional.one_hot(after, VOCAB).float()
+
+    def slots(self) -> dict:
+        raise AssertionError("nothing is loaded")
+
+    def pack(self) -> None:
+        raise AssertionError("nothing is packed")
+
+
+def test_the_tensors_of_a_mixed_step(table, plan):
+    step = pack(plan, torch.from_numpy(table.slots))
+    assert step.token_ids.tolist() == [11, 12, 13]
+    assert step.positions.tolist() == [2, 3, 2]
+    assert step.write_slots.tolist() == [7, 8, 1]
+    assert step.query_start == (0, 2, 3)
+    assert step.kv_lens == (4, 3)
+    assert [slots.tolist() for slots in step.slots] == [[5, 6, 7, 8], [9, 3, 1]]
+    assert step.logit_rows.tolist() == [1, 2]
+    assert {t.dtype for t in (step.token_ids, step.positions, step.write_slots)} == {torch.int64}
+
+
+def test_rows_that_want_no_token_have_no_logits(table, plan):
+    chunk = StepPlan(
+        kinds=plan.kinds,
+        rows=plan.rows,
+        query_start=plan.query_start,
+        kv_lens=plan.kv_lens,
+        token_ids=plan.token_ids,
+        samples=(plan.samples[1],),
+    )
+    assert pack(chunk, torch.from_numpy(table.slots)).logit_rows.tolist() == [2]
+
+
+def test_a_step_gives_tokens_and_the_log_probabilities_that_were_asked_for(table, plan):
+    model = Looker()
+    runner = ModelRunner(model, KVPool(dense(), 10, torch.float32), table)
+    result = runner.collect(runner.launch(plan))
+    assert result.token_ids == (13, 14)
+    assert result.logprobs[0] is None
+    assert result.logprobs[1].top[0].token_id == 14
+    assert result.logprobs[1].logprob == pytest.approx(1 - np.log(np.e + VOCAB - 1), abs=1e-5)
+
+
+def test_the_runner_reads_the_request_table_as_it_is_at_launch(table, plan):
+    model = Looker()
+    runner = ModelRunner(model, KVPool(dense(), 10, torch.float32), table)
+    table.write(0, 0, np.array([4, 4, 2], np.int32))
+    runner.launch(plan)
+    assert model.seen[0].slots[1].tolist() == [4, 4, 2]
