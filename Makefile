@@ -36,7 +36,7 @@ system:
 	fi
 
 model: setup  ## the default model, converted once into the cache
-	@$(BIN)/python -m cluster.model_store
+	@$(BIN)/antiphon model fetch
 
 serve: model  ## antiphon serve: the default model on http://127.0.0.1:8000 (ARGS="cpu-unified router.port=8080")
 	$(BIN)/antiphon serve $(ARGS)

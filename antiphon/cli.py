@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from antiphon import bench_command
+from antiphon import bench_command, model_command
 from core.errors import ConfigError, OperatorError
 
 OPERATOR_ERROR = 2
@@ -60,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser("bench", help="load an OpenAI endpoint and measure it")
     bench_command.add_arguments(bench)
+
+    model = commands.add_parser("model", help="fetch, list, show and make models")
+    model_command.add_arguments(model)
 
     presets = commands.add_parser("presets", help="list the presets")
     presets.set_defaults(run=_presets)

@@ -12,13 +12,12 @@ import msgspec
 from bench.config import BenchConfig
 from bench.outcome import Outcome
 from bench.sse import DONE, Chunk, Lines, error_text
+from bench.transport import StackTransport
 from core.clock import Clock
 from core.errors import ConfigError, PreflightError
 
 Messages = list[dict[str, str]]
 _FAILED = ("error", "abort")  # finish reasons that are none
-# Servers close idle connections, uvicorn after 5 s: ours go first, so that no request meets one.
-_KEEP_ALIVE_S = 2.0
 
 
 class Request(NamedTuple):
@@ -171,15 +170,11 @@ async def connect(config: BenchConfig, clock: Clock, api_key: str) -> AsyncItera
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
-    limits = httpx.Limits(
-        max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEEP_ALIVE_S
-    )
     async with httpx.AsyncClient(
         base_url=address,
         headers=headers,
-        limits=limits,
+        transport=StackTransport(),
         timeout=config.timeout_s,
-        trust_env=False,
     ) as http:
         yield Client(http, config, clock)
 

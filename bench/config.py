@@ -55,7 +55,10 @@ class BenchConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _require(self.url.startswith(("http://", "https://")), "--url must start with http://")
-        _require((self.workload == "trace") == bool(self.trace), "--trace FILE goes with trace")
+        _require(
+            (self.workload == "trace") == bool(self.trace),
+            "--workload trace and --trace FILE: both",
+        )
         _require(self.rate is None or self.concurrency is None, "give --rate or --concurrency")
         _require(self.rate is None or self.rate > 0, "--rate must be positive")
         _require(self.concurrency is None or self.concurrency > 0, "--concurrency must be positive")

@@ -132,6 +132,8 @@ def _facts(report: Report) -> Iterable[tuple[str, str]]:
 
 
 def _prompt(result: Summary) -> str:
+    if not result.ok:
+        return "-"
     if result.prompt_tokens is None:
         return "unknown: the server sends no usage"
     cached = result.cached_share

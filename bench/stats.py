@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from bench.config import Targets
 from bench.outcome import Outcome
 
 GAP_PERCENTILE = 99  # of the gaps within a request, for the ITL target
+_NUMBERS = re.compile(r"(?<!HTTP )\b\d+")  # in an error, but not its status
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +68,7 @@ def summarise(outcomes: Sequence[Outcome], targets: Targets) -> Summary:
         requests=len(outcomes),
         ok=len(ok),
         failed=len(outcomes) - len(ok),
-        errors=dict(Counter(o.error for o in outcomes if o.error is not None).most_common()),
+        errors=_errors([o.error for o in outcomes if o.error is not None]),
         duration_s=duration_s,
         requests_per_s=len(ok) * per_s,
         in_flight=sum(o.e2e_s for o in outcomes) * per_s,
@@ -115,6 +117,13 @@ def _goodput(outcomes: Sequence[Outcome], targets: Targets, per_s: float) -> Goo
         return None
     good = sum(is_good(outcome, targets) for outcome in outcomes)
     return Goodput(requests=good, share=good / len(outcomes), per_s=good * per_s)
+
+
+def _errors(texts: Sequence[str]) -> dict[str, int]:
+    """How often each text came, most often first; those that differ in numbers are one."""
+    counts = Counter(_NUMBERS.sub("#", text) for text in texts)
+    examples = {_NUMBERS.sub("#", text): text for text in reversed(texts)}
+    return {examples[kind]: count for kind, count in counts.most_common()}
 
 
 def _cached_share(outcomes: Sequence[Outcome]) -> float | None:

@@ -32,8 +32,9 @@ async def listen(
     app: FastAPI,
     rpc: RpcFront | None,
     ready: Callable[[int, int | None], None],
+    stop: asyncio.Event,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. ``ready`` gets the ports, of HTTP and of gRPC.
+    """Serve until ``stop`` is set. ``ready`` gets the ports, of HTTP and of gRPC.
 
     Raises PreflightError where a port is taken.
     """
@@ -51,19 +52,23 @@ async def listen(
         timeout_graceful_shutdown=DRAIN_S,
     )
     server = _HttpServer(settings)
-    asked_to_stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, asked_to_stop.set)
     async with asyncio.TaskGroup() as tasks:
         if rpc is not None:
             await rpc.start()
         tasks.create_task(server.serve(sockets=[sock]))
         ready(sock.getsockname()[1], grpc_port)
-        await asked_to_stop.wait()
+        await stop.wait()
         server.should_exit = True
         if rpc is not None:
             await rpc.stop(DRAIN_S)
+
+
+def stop_signals() -> asyncio.Event:
+    """The event that SIGINT and SIGTERM set from now on."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
 
 
 def _http_socket(config: RouterConfig) -> socket.socket:

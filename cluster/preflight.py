@@ -22,7 +22,9 @@ from core.errors import OperatorError, PreflightError
 from core.registry import Registry
 from router.policy.base import POLICIES
 from router.text.tokenizer import TOKENIZERS
-from worker.model_spec import ModelSpec, read_spec
+from worker.architectures import read_spec
+from worker.checkpoint import weight_bytes
+from worker.model_spec import ModelSpec
 
 MIB = 1 << 20
 RAY_BYTES = 1024 * MIB  # head, raylet, agents and an object store that stays nearly empty
@@ -43,6 +45,7 @@ EXTRAS = {
         "tokenizers",
         "jinja2",
         "prometheus_client",
+        "xxhash",
     ),
     "ray": ("ray",),
 }
@@ -85,7 +88,7 @@ def check(config: ClusterConfig, folder: Path, machine: Machine | None = None) -
         ibverbs_problem(config, machine),
         port_problem(config.router.host, config.router.port),
         grpc_port_problem(config),
-        memory_problem(config, spec, model_store.weight_bytes(folder), machine),
+        memory_problem(config, spec, weight_bytes(folder), machine),
     )
     if problems := [problem for problem in found if problem is not None]:
         raise PreflightError("\n".join(problems))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,9 +35,9 @@ OnMembers = Callable[[Sequence[RankInfo]], None]
 class RayCluster:
     """Starts ranks, says who is there, stops everything. All methods run on one event loop."""
 
-    def __init__(self, config: RuntimeConfig, cores: int) -> None:
+    def __init__(self, config: RuntimeConfig) -> None:
         self._config = config
-        self._cores = cores
+        self._local = config.address == "local"
         self._group: PlacementGroup | None = None
         self._actors: dict[int, Any] = {}  # opaque: Ray actor handles, by index of the spec
         self._there: dict[int, RankInfo] = {}
@@ -46,8 +47,9 @@ class RayCluster:
 
         Raises PreflightError with the rank's own words when one cannot start.
         """
-        self._connect(sum(spec.group.threads for spec in specs))
-        self._group = placement_group([_bundle(spec) for spec in specs], strategy="PACK")
+        self._connect(len(specs))
+        bundles = [{"CPU": float(self._cpus(spec))} for spec in specs]
+        self._group = placement_group(bundles, strategy="PACK")
         timeout_s = self._config.start_timeout_s
         if not await asyncio.to_thread(self._group.wait, timeout_s):
             raise PreflightError(
@@ -87,31 +89,39 @@ class RayCluster:
             remove_placement_group(self._group)
         ray.shutdown()
 
-    def _connect(self, threads: int) -> None:
-        if self._config.address != "local":
-            ray.init(address=self._config.address, logging_level=logging.ERROR)
-            return
-        ray.init(
-            address="local",
-            num_cpus=max(self._cores, threads),
-            num_gpus=0,
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            logging_level=logging.ERROR,
-        )
+    def _connect(self, ranks: int) -> None:
+        options: dict[str, Any] = {}  # opaque: of ray.init
+        if self._local:
+            options = {
+                "num_cpus": ranks,
+                "num_gpus": 0,
+                "object_store_memory": OBJECT_STORE_BYTES,
+                "include_dashboard": False,
+                "_system_config": {"worker_niceness": 0},  # 15 would starve ranks on a busy machine
+            }
+        terminate = signal.getsignal(signal.SIGTERM)
+        ray.init(address=self._config.address, logging_level=logging.ERROR, **options)
+        signal.signal(signal.SIGTERM, terminate)  # Ray's own handler would exit on the spot
+
+    def _cpus(self, spec: RankSpec) -> int:
+        """What a rank takes of a node. Our own Ray has one CPU for each rank.
+
+        It starts a process for each CPU, at once and beside the rest of its start; those that no
+        actor takes it ends again, and some crash as they end.
+        """
+        return 1 if self._local else spec.group.threads
 
     def _place(self, index: int, spec: RankSpec) -> Any:  # opaque: a Ray actor handle
         assert self._group is not None
         actor = ray.remote(WorkerActor)
         return actor.options(
             name=f"antiphon/{spec.rank}",
-            num_cpus=spec.group.threads,
+            num_cpus=self._cpus(spec),
             max_restarts=-1,
             max_concurrency=2,  # `stop` must not wait for a `describe` that loads weights
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 placement_group=self._group, placement_group_bundle_index=index
             ),
-            runtime_env={"env_vars": _environment(spec)},
         ).remote(Codec[RankSpec](RankSpec).encode(spec))
 
     async def _describe(self, index: int) -> RankInfo:
@@ -139,17 +149,3 @@ class RayCluster:
                     self._there[index] = info
                 on_members(list(self._there.values()))
             await asyncio.sleep(POLL_S)
-
-
-def _bundle(spec: RankSpec) -> dict[str, float]:
-    return {"CPU": float(spec.group.threads)}
-
-
-def _environment(spec: RankSpec) -> dict[str, str]:
-    """Of the actor's process, before any library reads it.
-
-    Ray would set OMP_NUM_THREADS from num_cpus. libgomp's threads spin while they wait, which
-    costs a second rank on the same cores a factor of ten: let them sleep early.
-    """
-    threads = str(spec.group.threads)
-    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "GOMP_SPINCOUNT": "1000"}

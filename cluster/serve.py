@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import FastAPI
 
 from cluster import model_store, preflight
-from cluster.fronts import banner, listen
-from cluster.local import LocalCluster
+from cluster.fronts import banner, listen, stop_signals
 from cluster.plan import Cpu, rank_specs, resolve_dtype, served_name
-from cluster.ray_cluster import RayCluster
 from cluster.status import StatusBoard
+from core import env
 from core.clock import RealClock
 from core.config import ClusterConfig, RankSpec
 from core.errors import OperatorError, PreflightError
@@ -37,10 +37,30 @@ from router.selftest import SelfTest
 from router.text.chat import open_template
 from router.text.request import ServedModel
 from router.text.tokenizer import TOKENIZERS
-from worker.model_spec import ModelSpec, read_spec
+from worker.architectures import read_spec
+from worker.model_spec import ModelSpec
 
 Say = Callable[[str], None]
 Watch = Callable[[Replicas], Coroutine[Any, Any, None]]
+
+# Mooncake logs one error and one warning whenever an engine starts, about nothing
+HARMLESS = "Local segment descriptor not found|Logging before InitGoogleLogging"
+
+
+class Cluster(Protocol):
+    """Ranks that somebody runs: this process or Ray."""
+
+    async def start(self, specs: Sequence[RankSpec]) -> list[RankInfo]:
+        """Start every rank; returns when all can take requests. Raises OperatorError."""
+        ...
+
+    async def watch(self, on_members: Callable[[Sequence[RankInfo]], None]) -> None:
+        """Report who is there, whenever that changes, until cancelled."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop what was started, however far ``start`` came."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +79,8 @@ async def serve(config: ClusterConfig, say: Say) -> None:
     ``say`` gets a line for each step of starting and stopping.
     """
     started = RealClock().now()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
     config = resolve_dtype(config, cpu())
     folder = model_store.resolve(config.model.source, say)
     for warning in preflight.check(config, folder):
@@ -75,7 +97,11 @@ async def serve(config: ClusterConfig, say: Say) -> None:
             raise PreflightError(f"the ranks started but do not serve: {problem}")
         say(f"self-test passed after {RealClock().now() - started:.1f} s")
         await listen(
-            config.router, parts.app, parts.rpc, lambda *ports: say(banner(config, *ports))
+            config.router,
+            parts.app,
+            parts.rpc,
+            lambda *ports: say(banner(config, *ports)),
+            stop_signals(),
         )
         watcher.cancel()
     say("stopped")
@@ -108,12 +134,9 @@ async def ranks(
     config: ClusterConfig, specs: Sequence[RankSpec], say: Say
 ) -> AsyncIterator[tuple[list[RankInfo], Watch]]:
     """Start every rank, and stop it at the end. Yields their infos and the watcher of members."""
-    local = config.cluster.runtime == "local"
-    cluster: LocalCluster | RayCluster = (
-        LocalCluster() if local else RayCluster(config.cluster, cpu().cores)
-    )
     names = ", ".join(f"{s.rank} ({s.group.threads} threads)" for s in specs)
-    say(f"starting {'in this process' if local else 'on Ray'}: {names}")
+    say(f"starting {'in this process' if _local(config) else 'on Ray'}: {names}")
+    cluster = _cluster(config)
     try:
         infos = await cluster.start(specs)
 
@@ -124,6 +147,22 @@ async def ranks(
     finally:
         say("stopping ranks")
         await cluster.stop()
+
+
+def _local(config: ClusterConfig) -> bool:
+    return config.cluster.runtime == "local"
+
+
+def _cluster(config: ClusterConfig) -> Cluster:
+    """Imports the one that is asked for: torch and Ray take seconds."""
+    if _local(config):
+        from cluster.local import LocalCluster
+
+        return LocalCluster()
+    env.set_default("RAY_DEDUP_LOGS_SKIP_REGEX", HARMLESS)
+    from cluster.ray_cluster import RayCluster
+
+    return RayCluster(config.cluster)
 
 
 @asynccontextmanager
@@ -140,6 +179,7 @@ async def router(
     dispatcher = Dispatcher(replicas, policies.prefill, policies.decode, limits=limits, sink=sink)
     model = ServedModel(
         name=served_name(config),
+        aliases=config.model.aliases,
         context_len=min(info.context_len for info in infos),
         vocab_size=spec.vocab,
         eos_token_ids=frozenset(spec.eos_token_ids),

@@ -24,11 +24,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     source: str = "smollm2-135m"  # a built-in name, a local folder, or a hub name "owner/model"
     served_name: str = ""  # what clients send as "model"; empty: the source's own name
+    aliases: tuple[str, ...] = ()  # more names for it; an answer carries the one that was asked for
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"  # auto: bf16 where the CPU has it
     context_len: int = 0  # tokens of one request, prompt and output; 0: what the model was made for
 
     def __post_init__(self) -> None:
         _require(bool(self.source), "model.source is empty: give a folder or a name")
+        _require(all(self.aliases), "model.aliases must not hold an empty name")
         _require(self.context_len >= 0, "context_len must be 0 (the model's own) or more")
 
 

@@ -17,3 +17,8 @@ def cache_dir() -> Path:
 def set_default(name: str, value: str) -> None:
     """Set a third-party library's variable unless the operator already did."""
     os.environ.setdefault(name, value)
+
+
+def assign(name: str, value: str) -> None:
+    """Set a variable of this process for a library that is not loaded yet."""
+    os.environ[name] = value

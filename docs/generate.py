@@ -129,12 +129,18 @@ def read_sections(source: str) -> dict[str, Section]:
 
 
 def _by_section(root: Section, sections: dict[str, Section]) -> dict[str, list[str]]:
-    """Class name -> the keys of the root that hold one, in order: some classes serve several."""
+    """Class name -> the paths that hold one, in order: some classes serve several keys."""
     used: dict[str, list[str]] = {}
-    for key in root.keys:
-        name = key.type.removesuffix(" | None")
-        assert name in sections, f"{key.name} is not a section"
-        used.setdefault(name, []).append(key.name)
+
+    def visit(section: Section, path: str) -> None:
+        for key in section.keys:
+            name = key.type.removesuffix(" | None")
+            assert name in sections or section is not root, f"{key.name} is not a section"
+            if name in sections:
+                used.setdefault(name, []).append(path + key.name)
+                visit(sections[name], f"{path}{key.name}.")
+
+    visit(root, "")
     return used
 
 

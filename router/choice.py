@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from core.errors import AntiphonError, EngineError, Overloaded, RequestError, Unavailable
-from core.wire import ErrorKind, FinishReason, StreamError, TokenChunk, TokenLogprob
+from core.wire import ErrorKind, FinishReason, StreamError, TokenChunk
+from router.prompt import PromptReader, chosen_token
 from router.text.detokenizer import Detokenizer
-from router.text.request import ChosenToken, TextEvent, TextRequest, TokenText
+from router.text.request import ChosenToken, TextEvent, TextRequest
 from router.text.stop import StopMatcher
 from router.text.tokenizer import Tokenizer
 
@@ -21,8 +22,12 @@ class Choice:
         index: int,
         silent_ids: frozenset[int],
         continues: bool,
+        prompt: PromptReader | None = None,
     ) -> None:
-        """``silent_ids`` end the text without being part of it; ``continues`` as in Detokenizer."""
+        """``silent_ids`` end the text without being part of it; ``continues`` as in Detokenizer.
+
+        ``prompt`` where it goes back to the caller, with the first event.
+        """
         self.index = index
         self.tokens = 0  # of the output, so far
         self.done = False
@@ -32,7 +37,12 @@ class Choice:
             tokenizer, skip_special=request.skip_special, continues=continues
         )
         self._stop = StopMatcher(request.stops, include=request.include_stop)
-        self._watches = bool(request.stops)
+        self._by_token = bool(request.stops) or request.sampling.logprobs
+        self._min_tokens = request.sampling.min_new_tokens
+        self._only_scores = request.max_new_tokens == 0
+        self._prompt = prompt  # until the first event
+        self._chars = 0 if prompt is None else len(prompt.read().text)  # of all text so far
+        self._offsets: list[int] = []  # of the chunk's tokens
         self._ids: list[int] = []  # since the last event
         self._logprobs: list[ChosenToken] = []
 
@@ -41,7 +51,11 @@ class Choice:
         assert not self.done, chunk.rid
         if chunk.finish is FinishReason.ERROR:
             raise stream_error(chunk.error)
+        if self._prompt is not None and chunk.prompt_logprobs:
+            self._prompt.take(chunk.prompt_logprobs)
         ids, finish = chunk.token_ids, chunk.finish
+        if self._only_scores:  # a worker samples one token at least: it is not the caller's
+            return self.end(FinishReason.LENGTH if finish is not FinishReason.ABORT else finish)
         matched: str | int | None = None
         visible = ids
         if finish is FinishReason.STOP and ids and ids[-1] in self._silent_ids:
@@ -50,7 +64,7 @@ class Choice:
         if self._stop.matched is None:
             used = len(ids)
             if finish is not None:
-                text += self._rest()
+                text += self._rest(self.tokens + len(ids))
         if self._stop.matched is not None:
             finish, matched = FinishReason.STOP, self._stop.matched
         self._keep(chunk, used)
@@ -58,31 +72,40 @@ class Choice:
 
     def end(self, finish: FinishReason) -> TextEvent:
         """The last event of a choice that is ended from outside, with all text there is."""
-        text = self._rest()
+        text = self._rest(self.tokens)
         return self._event(text, finish, None) or TextEvent(index=self.index, finish=finish)
 
     def _read(self, ids: tuple[int, ...]) -> tuple[str, int]:
         """The text that can be shown, and how many of the tokens it took to a stop string."""
-        if not self._watches:
+        if not self._by_token:
             return self._detokenizer.push(ids), len(ids)
         shown = ""
         for used, token_id in enumerate(ids, start=1):
-            shown += self._stop.push(self._detokenizer.push((token_id,)))
+            self._offsets.append(self._chars)
+            text = self._detokenizer.push((token_id,))
+            self._chars += len(text)
+            shown += self._stop.push(text, armed=self._armed(self.tokens + used))
             if self._stop.matched is not None:
                 return shown, used
         return shown, len(ids)
 
-    def _rest(self) -> str:
-        """All that was held back, at the end of the text."""
-        text = self._stop.push(self._detokenizer.flush())
+    def _armed(self, tokens: int) -> bool:
+        """Whether a stop string may end with the last of so many tokens."""
+        return tokens > self._min_tokens
+
+    def _rest(self, tokens: int) -> str:
+        """All that was held back, at the end of the text after so many tokens."""
+        text = self._stop.push(self._detokenizer.flush(), armed=self._armed(tokens))
         return text if self._stop.matched is not None else text + self._stop.flush()
 
     def _keep(self, chunk: TokenChunk, used: int) -> None:
         self.tokens += used
         self._ids.extend(chunk.token_ids[:used])
         if chunk.logprobs:
-            pairs = zip(chunk.token_ids[:used], chunk.logprobs, strict=False)
-            self._logprobs.extend(self._chosen(i, p) for i, p in pairs)
+            self._offsets.append(self._chars)  # of a token that ends the text unseen
+            rows = zip(chunk.token_ids[:used], chunk.logprobs, self._offsets, strict=False)
+            self._logprobs.extend(chosen_token(self._tokenizer, *row) for row in rows)
+        self._offsets.clear()
 
     def _event(
         self, text: str, finish: FinishReason | None, matched: str | int | None
@@ -96,23 +119,13 @@ class Choice:
             logprobs=tuple(self._logprobs),
             finish=finish,
             matched_stop=matched,
+            prompt=None if self._prompt is None else self._prompt.read(),
         )
+        self._prompt = None
         self.done = finish is not None
         self._ids.clear()
         self._logprobs.clear()
         return event
-
-    def _chosen(self, token_id: int, logprob: TokenLogprob) -> ChosenToken:
-        token_bytes = self._tokenizer.token_bytes
-        return ChosenToken(
-            token_id=token_id,
-            data=token_bytes(token_id),
-            logprob=logprob.logprob,
-            top=tuple(
-                TokenText(token_id=t.token_id, data=token_bytes(t.token_id), logprob=t.logprob)
-                for t in logprob.top
-            ),
-        )
 
 
 def stream_error(error: StreamError | None) -> AntiphonError:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence, Set as AbstractSet
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from core.metrics import MetricSink, NullSink
 from core.wire import (
     ErrorKind,
     FinishReason,
+    Incarnation,
     Int32Array,
     RankId,
     Role,
@@ -33,7 +35,7 @@ from core.wire import (
 from router.legs import Arrived, Legs
 from router.merge import OutputMerge
 from router.policy.base import Policy
-from router.replicas import Replica, Replicas
+from router.replicas import Replica
 from router.reservation import Reservation
 
 log = logging.getLogger(__name__)
@@ -63,12 +65,25 @@ class _Search:
         self.avoid.add(avoid)
 
 
+class Routes(Protocol):
+    """Where a request may go: router.replicas.Replicas, or a part of it."""
+
+    @property
+    def any_member(self) -> bool: ...
+
+    def routable(self, role: Role, avoid: AbstractSet[RankId]) -> list[Replica]: ...
+
+    def change(self) -> asyncio.Event: ...
+
+    def when_gone(self, tell: Callable[[Incarnation], None]) -> None: ...
+
+
 class Dispatcher:
     """Implements core.ports.TokenStreams."""
 
     def __init__(
         self,
-        replicas: Replicas,
+        replicas: Routes,
         prefill_policy: Policy,
         decode_policy: Policy,
         *,

@@ -23,17 +23,10 @@ from core.wire import SamplingParams
 from router.admission import Admission
 from router.choice import Choice
 from router.meter import RequestMeter, status_of
+from router.prompt import PromptReader
+from router.rules import check
 from router.text.chat import ChatTemplate
-from router.text.request import (
-    MAX_CHOICES,
-    MAX_STOP_TOKENS,
-    MAX_STOPS,
-    ChatPrompt,
-    Prompt,
-    ServedModel,
-    TextRequest,
-    TextUsage,
-)
+from router.text.request import ChatPrompt, Prompt, ServedModel, TextRequest, TextUsage
 from router.text.tokenizer import Tokenizer
 from router.textstream import LEAD_PROMPT_TOKENS, ChoiceStream, TextStream
 
@@ -86,7 +79,7 @@ class FrontDoor:
         self._aborts[request.rid] = early.set
         self._sink.set(metrics.RUNNING, self.running)
         try:
-            _check(request)
+            check(request, self.model)
             with self.admission.ticket(len(request.prompts) * request.n):
                 prompts = [await self._token_ids(p) for p in request.prompts]
                 stream = self._start(request, prompts, meter, usage)
@@ -168,29 +161,46 @@ class FrontDoor:
         meter.started(usage.prompt_tokens)
         choices = []
         for p, ids in enumerate(prompts):
+            reader = self._reader(request, p, ids)
             lead = asyncio.Event()
-            if len(ids) < LEAD_PROMPT_TOKENS:
+            if len(ids) < LEAD_PROMPT_TOKENS and request.sampling.prompt_logprobs is None:
                 lead.set()
             for i in range(request.n):
-                params = msgspec.structs.replace(
-                    request.sampling,
-                    max_new_tokens=budgets[p],
-                    seed=(seed + i) % (1 << _SEED_BITS),
-                )
-                choice = self._choice(request, p * request.n + i, ids, params)
+                params = self._params(request, budgets[p], seed + i, scores=i == 0)
+                choice = self._choice(request, p * request.n + i, ids, reader)
                 tokens = partial(self._streams.stream, _rid(request, choice.index), ids, params)
                 choices.append(ChoiceStream(choice, tokens, leads=i == 0, lead=lead))
         return TextStream(choices, meter, usage, timeout_s=request.timeout_s)
 
+    def _params(
+        self, request: TextRequest, budget: int, seed: int, *, scores: bool
+    ) -> SamplingParams:
+        """``scores``: this choice has the prompt scored, for all choices of the prompt."""
+        asked = request.sampling
+        return msgspec.structs.replace(
+            asked,
+            max_new_tokens=budget,
+            seed=seed % (1 << _SEED_BITS),
+            top_k=min(asked.top_k, self.model.vocab_size),
+            prompt_logprobs=asked.prompt_logprobs if scores else None,
+        )
+
+    def _reader(self, request: TextRequest, position: int, ids: list[int]) -> PromptReader | None:
+        """Whoever asks for the prompt gets it back."""
+        if not request.echo and request.sampling.prompt_logprobs is None:
+            return None
+        return PromptReader(request, self.tokenizer, request.prompts[position], ids)
+
     def _choice(
-        self, request: TextRequest, index: int, ids: list[int], params: SamplingParams
+        self, request: TextRequest, index: int, ids: list[int], prompt: PromptReader | None
     ) -> Choice:
         return Choice(
             request,
             self.tokenizer,
             index=index,
-            silent_ids=self.model.eos_token_ids.union(params.stop_token_ids),
+            silent_ids=self.model.eos_token_ids.union(request.sampling.stop_token_ids),
             continues=not self.tokenizer.is_special(ids[-1]),
+            prompt=prompt,
         )
 
     def _budget(self, request: TextRequest, position: int, prompt_tokens: int) -> int:
@@ -200,7 +210,9 @@ class FrontDoor:
         prompt = request.prompts[position]
         param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
         if prompt_tokens + (asked or 1) <= context:
-            return asked or context - prompt_tokens
+            limit = context - prompt_tokens if asked is None else asked
+            _check_least(request.sampling.min_new_tokens, limit)
+            return max(limit, 1)  # with 0 the prompt is only scored: that takes a step, too
         wish = "at least one token" if asked is None else f"{asked} tokens"
         raise RequestError(
             f"This model's maximum context length is {context} tokens. However, you asked for "
@@ -215,42 +227,13 @@ def _rid(request: TextRequest, index: int) -> str:
     return f"{request.rid}-{index}" if len(request.prompts) * request.n > 1 else request.rid
 
 
-def _check(request: TextRequest) -> None:
-    """The rules every front shares; raises RequestError naming the field."""
-    sampling = request.sampling
-    rules = (
-        (bool(request.prompts), "prompt", "must not be an empty list"),
-        (1 <= request.n <= MAX_CHOICES, "n", f"must be between 1 and {MAX_CHOICES}"),
-        (
-            request.max_new_tokens is None or request.max_new_tokens >= 1,
-            "max_tokens",
-            "must be at least 1",
-        ),
-        (all(request.stops), "stop", "must not contain an empty string"),
-        (len(request.stops) <= MAX_STOPS, "stop", f"must have at most {MAX_STOPS} strings"),
-        (0 <= sampling.temperature < float("inf"), "temperature", "must be 0 or more"),
-        (0 < sampling.top_p <= 1, "top_p", "must be above 0 and at most 1"),
-        (sampling.top_k >= 0, "top_k", "must be 0 (off) or more"),
-        (0 <= sampling.top_logprobs <= 20, "top_logprobs", "must be between 0 and 20"),
-        (
-            sampling.logprobs or not sampling.top_logprobs,
-            "top_logprobs",
-            "needs logprobs to be true",
-        ),
-        (
-            all(t >= 0 for t in sampling.stop_token_ids),
-            "stop_token_ids",
-            "must not contain negative ids",
-        ),
-        (
-            len(sampling.stop_token_ids) <= MAX_STOP_TOKENS,
-            "stop_token_ids",
-            f"must have at most {MAX_STOP_TOKENS} ids",
-        ),
-    )
-    for holds, param, message in rules:
-        if not holds:
-            raise RequestError(f"{param} {message}", param=param)
+def _check_least(least: int, limit: int) -> None:
+    """``min_tokens`` against what the output can have; raises RequestError."""
+    if least > limit:
+        raise RequestError(
+            f"min_tokens is {least}, but the output can have at most {limit} tokens",
+            param="min_tokens",
+        )
 
 
 def _unicode(text: str, param: str) -> str:

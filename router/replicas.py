@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Set as AbstractSet
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from core.errors import AntiphonError
@@ -20,12 +21,21 @@ from core.wire import Incarnation, LoadReport, RankId, Role
 log = logging.getLogger(__name__)
 
 
+class MemberState(StrEnum):
+    """Whether routers may send a member new requests."""
+
+    JOINING = "joining"  # only the request that tests it
+    SERVING = "serving"
+    DRAINING = "draining"  # it finishes what it has
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """One life of a rank, as the cluster announces it."""
 
     incarnation: Incarnation
     role: Role
+    state: MemberState = MemberState.SERVING
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +123,13 @@ class Replicas:
         """
         wanted = {member.incarnation.rank: member for member in members}
         for rank, member in list(self._members.items()):
-            if wanted.get(rank) != member:
+            other = wanted.get(rank)
+            if other is None or other.incarnation != member.incarnation:
                 self._drop(rank)
         for rank, member in wanted.items():
-            if rank not in self._members:
-                self._members[rank] = member
+            known = rank in self._members
+            self._members[rank] = member
+            if not known:
                 keeper = self._keepers[rank] = asyncio.create_task(self._keep(member))
                 keeper.add_done_callback(_complain)
         self._tell()
@@ -144,9 +156,17 @@ class Replicas:
         )
 
     def routable(self, role: Role, avoid: AbstractSet[RankId] = frozenset()) -> list[Replica]:
-        """Live replicas of a role, without those to avoid unless nothing else is left."""
-        live = [r for r in self._up.values() if r.role is role and r.client.alive]
+        """Live serving replicas of a role, without those to avoid unless nothing else is left."""
+        live = self.live(role, MemberState.SERVING)
         return [r for r in live if r.rank not in avoid] or live
+
+    def live(self, role: Role, state: MemberState) -> list[Replica]:
+        """Replicas of a role in one state whose session is up."""
+        return [
+            r
+            for rank, r in self._up.items()
+            if r.role is role and r.client.alive and self._members[rank].state is state
+        ]
 
     def members(self) -> list[tuple[Member, Replica | None]]:
         """Every announced member and its session, None while there is none; for status pages."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable, Set as AbstractSet
 from contextlib import aclosing
 
 from core.errors import AntiphonError
 from core.ports import TokenStreams
-from core.wire import FinishReason, Role, SamplingParams
+from core.wire import FinishReason, Incarnation, RankId, Role, SamplingParams
+from router.dispatch import Routes
 from router.readiness import Readiness
-from router.replicas import Replica, Replicas
+from router.replicas import MemberState, Replica, Replicas
 
 PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)
 
@@ -22,9 +24,16 @@ class SelfTest:
     the KV arrived at the decode rank.
     """
 
-    def __init__(self, replicas: Replicas, streams: TokenStreams, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        replicas: Replicas,
+        streams: TokenStreams,
+        dispatch: Callable[[Routes], TokenStreams],
+        timeout_s: float = 10.0,
+    ) -> None:
         self._replicas = replicas
         self._streams = streams
+        self._dispatch = dispatch
         self._timeout_s = timeout_s
         self._passed: frozenset[str] = frozenset()
         self._lock = asyncio.Lock()
@@ -37,9 +46,19 @@ class SelfTest:
             up = frozenset(str(r.client.incarnation) for r in self._live())
             if up == self._passed:
                 return Readiness(ready=True)
-            problem = await self._try()
+            problem = await self._try(self._streams)
             self._passed = frozenset() if problem else up
             return Readiness(ready=not problem, reason=problem)
+
+    async def through(self, rank: RankId) -> str:
+        """Let ``rank`` answer a request, with a partner where it needs one.
+
+        Waits until both are there. The problem in words, empty when there is none.
+        """
+        routes = _Through(self._replicas, rank)
+        while not routes.complete:
+            await routes.change().wait()
+        return await self._try(self._dispatch(routes))
 
     def _live(self) -> list[Replica]:
         return [replica for role in Role for replica in self._replicas.routable(role)]
@@ -53,14 +72,14 @@ class SelfTest:
             return f"no session yet with {', '.join(waiting)}"
         return f"no {' and no '.join(gone)} worker is there"
 
-    async def _try(self) -> str:
+    async def _try(self, streams: TokenStreams) -> str:
         """Run one small greedy request; the problem in words, empty when there is none."""
         params = SamplingParams(max_new_tokens=2, temperature=0.0, ignore_eos=True)
         got, error = 0, "the self-test's stream ended early"
         try:
             async with asyncio.timeout(self._timeout_s):
                 rid = f"selftest-{secrets.token_hex(4)}"
-                async with aclosing(self._streams.stream(rid, PROMPT, params)) as chunks:
+                async with aclosing(streams.stream(rid, PROMPT, params)) as chunks:
                     async for chunk in chunks:
                         got += len(chunk.token_ids)
                         if chunk.error is not None:
@@ -72,3 +91,30 @@ class SelfTest:
         except AntiphonError as problem:
             return str(problem)
         return error
+
+
+class _Through:
+    """The replicas as if one rank were alone in its role. Its partner serves, or joins as well."""
+
+    def __init__(self, replicas: Replicas, rank: RankId) -> None:
+        self._replicas = replicas
+        self._rank = rank
+        self.any_member = True
+
+    @property
+    def complete(self) -> bool:
+        there = {role: bool(self.routable(role, frozenset())) for role in Role}
+        return there[Role.UNIFIED] or (there[Role.PREFILL] and there[Role.DECODE])
+
+    def routable(self, role: Role, avoid: AbstractSet[RankId]) -> list[Replica]:
+        serving = self._replicas.live(role, MemberState.SERVING)
+        joining = self._replicas.live(role, MemberState.JOINING)
+        if role.value == self._rank.group:
+            return [r for r in (*serving, *joining) if r.rank == self._rank]
+        return serving or joining
+
+    def change(self) -> asyncio.Event:
+        return self._replicas.change()
+
+    def when_gone(self, tell: Callable[[Incarnation], None]) -> None:
+        """One request is over before anybody could be gone."""

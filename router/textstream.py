@@ -85,7 +85,11 @@ class TextStream:
     @property
     def aborted(self) -> bool:
         """Whether it was left, or ran out of time, before every choice had ended."""
-        return self._cut or not all(c.choice.done for c in self._choices)
+        return self._cut or self._unfinished
+
+    @property
+    def _unfinished(self) -> bool:
+        return not all(c.choice.done for c in self._choices)
 
     def __aiter__(self) -> AsyncIterator[list[TextEvent]]:
         return self._steps
@@ -111,7 +115,7 @@ class TextStream:
                     async with asyncio.timeout_at(deadline):
                         items = await self._some()
                 except TimeoutError:
-                    self.timed_out = True
+                    self.timed_out = self._unfinished
                     items = [None]
                 ended = [item for item in items if isinstance(item, asyncio.Task)]
                 if events := [item for item in items if isinstance(item, TextEvent)]:
@@ -120,14 +124,14 @@ class TextStream:
                     task.result()  # raises what ended it
                 running -= len(ended)
                 if None in items:
-                    self._cut = running > 0
+                    self._cut = self._unfinished
                     break
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if self._cut:
-            yield self._cut_off()
+        if late := self._late():
+            yield late
 
     async def _some(self) -> list[_Item]:
         """Wait for the next item and take all that are there with it."""
@@ -136,7 +140,7 @@ class TextStream:
             items.append(self._queue.get_nowait())
         return items
 
-    def _cut_off(self) -> list[TextEvent]:
+    def _late(self) -> list[TextEvent]:
         """What came meanwhile, and a last event for each choice that had none."""
         late = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
         events = [item for item in late if isinstance(item, TextEvent)]

@@ -16,11 +16,13 @@ from disagg.geometry import PageGeometry
 from disagg.receiver import Receiver
 from disagg.sender import Sender
 from disagg.transport.base import TRANSPORTS, KVTransport, MemoryRegion
+from worker.architectures import read_spec
 from worker.cache.kv_pool import KVPool
 from worker.cache.prefix_cache import PrefixCache
+from worker.checkpoint import weight_files
 from worker.engine import Engine
 from worker.memory import pool_tokens
-from worker.model_spec import ModelSpec, read_spec
+from worker.model_spec import ModelSpec
 from worker.models.weights import load_model
 from worker.roles.base import Role as RoleBehaviour
 from worker.roles.decode import DecodeRole
@@ -134,6 +136,6 @@ def revision(folder: Path) -> str:
     Of config.json and the weights' names and sizes: a copied folder has the same revision.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in weight_files(folder):
         digest.update(f"{file.name}:{file.stat().st_size}".encode())
     return digest.hexdigest()[:16]

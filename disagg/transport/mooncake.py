@@ -6,6 +6,9 @@ Facts that shaped it, each measured with version 0.3.13 over TCP:
 * An error code does not mean stopped: blocks of a failed batch land later. Only the end of an
   engine makes sure. Unregistering its memory is not enough for a block that has begun.
 * Ending an engine takes 0.7 to 5 s, and holds the interpreter lock all the while.
+* An engine remembers what it learnt of a peer, and never reaches one that restarted on its old
+  port; a new engine does, and each failed write ends in one. Without that memory
+  (MC_DISABLE_METACACHE) every write asks the peer first, and hangs for minutes when it is frozen.
 * A new engine may get a port that an old one had; a writer's stale address must never come true.
 """
 
@@ -27,7 +30,6 @@ DEFAULTS = {
     "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
     "MC_TRANSFER_TIMEOUT": "5",  # seconds until a write to a mute peer fails; 30 by default
     "MC_TCP_PROGRESS_TIMEOUT_SEC": "2",
-    "MC_DISABLE_METACACHE": "1",  # else a peer restarted on its old port is never reached again
     "MC_LOG_LEVEL": "ERROR",
 }
 

@@ -13,10 +13,9 @@ import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from core.errors import ModelNotFound
 from core.metrics import CONTENT_TYPE
 from router.frontdoor import FrontDoor
-from router.openai import convert
+from router.openai import answers, convert
 from router.openai.body_limit import BodyLimit
 from router.openai.errors import error_body, install_error_handlers, json_response
 from router.openai.schema import ChatBody, CompletionBody, GenerationBody, refuse_unsupported
@@ -54,34 +53,29 @@ def _add_generation(app: FastAPI, door: FrontDoor) -> None:
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         _check(door, body)
         asked = convert.chat_request(body)
-        answer = convert.ChatAnswer(asked, door.model.name, int(door.clock.epoch()))
+        name = body.model or door.model.name
+        answer = answers.ChatAnswer(asked, name, int(door.clock.epoch()))
         return await _generate(door, asked, answer, body, request)
 
     @app.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
         _check(door, body)
         asked = convert.completion_request(body)
-        answer = convert.CompletionAnswer(asked, door.model.name, int(door.clock.epoch()))
+        name = body.model or door.model.name
+        answer = answers.CompletionAnswer(body, asked, name, int(door.clock.epoch()))
         return await _generate(door, asked, answer, body, request)
 
 
 def _check(door: FrontDoor, body: GenerationBody) -> None:
     if body.model:
-        _check_model(door, body.model)
+        door.model.check_name(body.model)
     refuse_unsupported(body)
-
-
-def _check_model(door: FrontDoor, name: str) -> None:
-    if name != door.model.name:
-        raise ModelNotFound(
-            f"the model {name!r} does not exist: this server has {door.model.name!r}"
-        )
 
 
 async def _generate(
     door: FrontDoor,
     asked: TextRequest,
-    answer: convert.Answer,
+    answer: answers.Answer,
     body: GenerationBody,
     request: Request,
 ) -> Response:
@@ -94,7 +88,7 @@ async def _generate(
     )
 
 
-async def _collect(door: FrontDoor, asked: TextRequest, answer: convert.Answer) -> convert.Json:
+async def _collect(door: FrontDoor, asked: TextRequest, answer: answers.Answer) -> answers.Json:
     events: list[TextEvent] = []
     async with door.open(asked) as stream:
         async for step in stream:
@@ -103,7 +97,7 @@ async def _collect(door: FrontDoor, asked: TextRequest, answer: convert.Answer) 
 
 
 async def _stream(
-    door: FrontDoor, asked: TextRequest, answer: convert.Answer, body: GenerationBody
+    door: FrontDoor, asked: TextRequest, answer: answers.Answer, body: GenerationBody
 ) -> AsyncGenerator[bytes, None]:
     """The events of a streamed answer; what became known together is one item."""
     options = body.stream_options
@@ -113,7 +107,7 @@ async def _stream(
         async for step in stream:
             chunks = [chunk for event in step for chunk in answer.chunks(event)]
             if always or wants_usage:
-                usage = convert.usage_body(stream.usage) if always else None
+                usage = answers.usage_body(stream.usage) if always else None
                 for chunk in chunks:
                     chunk["usage"] = usage
             yield b"".join(map(sse, chunks))
@@ -122,10 +116,10 @@ async def _stream(
 
 
 def _add_models(app: FastAPI, door: FrontDoor) -> None:
-    def card() -> dict[str, Any]:
+    def card(name: str) -> dict[str, Any]:
         model = door.model
         return {
-            "id": model.name,
+            "id": name,
             "object": "model",
             "created": model.created,
             "owned_by": "antiphon",
@@ -135,12 +129,12 @@ def _add_models(app: FastAPI, door: FrontDoor) -> None:
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return json_response({"object": "list", "data": [card()]})
+        return json_response({"object": "list", "data": [card(name) for name in door.model.names]})
 
     @app.get("/v1/models/{name:path}")  # names may have a slash: owner/model
     async def model(name: str) -> Response:
-        _check_model(door, name)
-        return json_response(card())
+        door.model.check_name(name)
+        return json_response(card(name))
 
 
 def _add_operations(app: FastAPI, services: HttpServices) -> None:

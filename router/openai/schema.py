@@ -20,9 +20,8 @@ from pydantic import (
 )
 
 from core.errors import RequestError
-from router.text.request import MAX_CHOICES, MAX_STOP_TOKENS, MAX_STOPS
+from router.text.request import MAX_CHOICES, MAX_STOP_TOKENS, MAX_STOPS, MAX_TOP_LOGPROBS
 
-MAX_TOP_LOGPROBS = 20
 _INT64 = 1 << 63
 
 
@@ -65,15 +64,22 @@ class StreamOptions(BaseModel):
 
 
 class GenerationBody(BaseModel):
-    """What chat and plain completions share."""
+    """What chat and plain completions share. Ranges without a check here are the front door's."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
     model: str = ""  # empty: the model that is served
-    max_tokens: Annotated[int | None, Field(ge=1)] = None
+    max_tokens: int | None = None
     temperature: Annotated[float | None, Field(ge=0, le=2)] = None
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
     top_k: Annotated[int | None, Field(ge=-1)] = None  # -1 and 0 are off
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None  # keys are token ids, written as strings
+    min_tokens: int | None = None
+    prompt_logprobs: int | None = None
     stop: StopList = []
     stop_token_ids: Annotated[
         list[Annotated[StrictInt, Field(ge=0)]] | None, Field(max_length=MAX_STOP_TOKENS)
@@ -92,6 +98,7 @@ class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: list[dict[str, Any]]  # opaque: ChatTemplate.render checks them
+    max_tokens: Annotated[int | None, Field(ge=1)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
@@ -103,6 +110,8 @@ class CompletionBody(GenerationBody):
 
     prompt: Annotated[Prompts, PlainValidator(_as_prompts, json_schema_input_type=Prompts)]
     logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
+    echo: bool | None = False
+    best_of: Annotated[int | None, Field(ge=1, le=MAX_CHOICES)] = None
 
 
 def _is_text_format(value: Any) -> bool:  # opaque: JSON
@@ -130,19 +139,12 @@ _UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "modalities": (_is_text_only, '["text"]'),
     "audio": (_OFF, "null"),
     "web_search_options": (_OFF, "null"),
-    "presence_penalty": (_OFF, "0"),
-    "frequency_penalty": (_OFF, "0"),
-    "repetition_penalty": (_one_of(1), "1"),
-    "logit_bias": (_OFF, "an empty object"),
-    "min_p": (_OFF, "0"),
-    "min_tokens": (_OFF, "0"),
     "echo": (_OFF, "false"),
     "suffix": (_OFF, "null"),
     "regex": (_OFF, "null"),
     "ebnf": (_OFF, "null"),
     "structured_outputs": (_OFF, "null"),
     "stop_regex": (_OFF, "null"),
-    "prompt_logprobs": (_one_of(None), "null"),
     "use_beam_search": (_OFF, "false"),
     "lora_path": (_OFF, "null"),
     "custom_logit_processor": (_OFF, "null"),

@@ -2,7 +2,7 @@
 
     cost = speed x [ (queued work + own work) x slowdown
                      + own_work_weight x own work       others will wait for it
-                     + 32 tokens for each active request
+                     + 96 tokens for each active request
                      + eviction_weight x evicted tokens x e^(-age of the oldest prefix / horizon) ]
 
 One sum instead of thresholds: a holder of the prefix wins while it is cheaper, all holders are
@@ -27,7 +27,7 @@ from router.policy.round_robin import RoundRobin
 from router.prefix_index import PrefixIndex, QueuedPrefix
 from router.prefix_shelf import Shelf
 
-ACTIVE_REQUEST_TOKENS = 32
+ACTIVE_REQUEST_TOKENS = 96
 TIE = 0.02  # costs this close are equal: estimates are no better
 
 

@@ -172,10 +172,10 @@ def _token(token: TokenText) -> pb.TokenText:
     return pb.TokenText(token_id=token.token_id, data=token.data, logprob=token.logprob)
 
 
-def model_card(model: ServedModel) -> pb.Model:
-    """What clients may know of the model."""
+def model_card(model: ServedModel, name: str) -> pb.Model:
+    """What clients may know of the model, under one of its names."""
     return pb.Model(
-        name=model.name,
+        name=name,
         context_len=model.context_len,
         vocab_size=model.vocab_size,
         eos_token_ids=sorted(model.eos_token_ids),

@@ -46,8 +46,8 @@ async def answering(context: Context) -> AsyncIterator[None]:
     """End the call with the status of whatever the block raises."""
     try:
         yield
-    except grpc.aio.AbortError:
-        raise
+    except (grpc.aio.AbortError, grpc.aio.InternalError):
+        raise  # the call has its status; or its caller has left, which grpc.aio passes over
     except AntiphonError as error:
         if code_of(error) is grpc.StatusCode.INTERNAL:
             log.warning("a call ended with an error: %s", error)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import grpc
 
-from core.errors import ModelNotFound, RequestError
+from core.errors import RequestError
 from router.frontdoor import FrontDoor
 from router.replicas import Member, Replica
 from router.rpc import convert
@@ -122,7 +122,10 @@ class AntiphonService:
     async def ListModels(
         self, request: pb.ListModelsRequest, context: Context
     ) -> pb.ListModelsResponse:
-        return pb.ListModelsResponse(models=[convert.model_card(self._door.model)])
+        model = self._door.model
+        return pb.ListModelsResponse(
+            models=[convert.model_card(model, name) for name in model.names]
+        )
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         return pb.GetLoadResponse(
@@ -133,11 +136,8 @@ class AntiphonService:
         )
 
     def _check_model(self, name: str, field: str) -> None:
-        served = self._door.model.name
-        if name and name != served:
-            raise ModelNotFound(
-                f"the model {name!r} does not exist: this server has {served!r}", param=field
-            )
+        if name:
+            self._door.model.check_name(name, field)
 
 
 async def _write(context: Context, message: pb.GenerateResponse) -> None:

@@ -6,12 +6,15 @@ from typing import Any
 
 import msgspec
 
+from core.errors import ModelNotFound
 from core.wire import FinishReason, SamplingParams
 
 # What one request may ask for, over any protocol.
 MAX_STOPS = 16
 MAX_STOP_TOKENS = 1024
+MAX_BIASES = 1024
 MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,31 +34,46 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     rid: str
     prompts: tuple[Prompt, ...]
     n: int = 1  # choices of each prompt; choice i of prompt p has index p * n + i
-    max_new_tokens: int | None = None  # None: the rest of the context
+    max_new_tokens: int | None = None  # None: the rest of the context; 0 needs echo
     sampling: SamplingParams  # of it, max_new_tokens and seed are replaced
     seed: int | None = None  # choice i samples with seed + i; None: one is drawn
     stops: tuple[str, ...] = ()
     include_stop: bool = False  # show the stop string
     skip_special: bool = True  # do not show special tokens
+    echo: bool = False  # give the prompt back with the first event of each choice
     timeout_s: float | None = None  # from arrival; then every choice ends with ABORT
 
 
-class TokenText(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Token(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One token in words a client understands."""
 
     token_id: int
     data: bytes  # what it stands for; may be part of a character
-    logprob: float
 
     @property
     def text(self) -> str:
         return self.data.decode("utf-8", errors="replace")
 
 
+class TokenText(Token, frozen=True, kw_only=True, gc=False):
+    """A token and how likely it was."""
+
+    logprob: float
+
+
 class ChosenToken(TokenText, frozen=True, kw_only=True, gc=False):
-    """A token of the output with the alternatives to it, best first."""
+    """A token of the output or of the prompt with the alternatives to it, best first."""
 
     top: tuple[TokenText, ...] = ()
+    offset: int = 0  # characters of its choice's text before it, with the prompt where echoed
+
+
+class PromptText(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A prompt as it goes back to the caller."""
+
+    text: str = ""  # where it is echoed
+    first: Token  # it follows nothing, so it has no probability
+    rest: tuple[ChosenToken, ...] = ()  # all other tokens, where prompt_logprobs were asked for
 
 
 class TextEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -67,6 +85,8 @@ class TextEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     logprobs: tuple[ChosenToken, ...] = ()  # one for each token id, where asked for
     finish: FinishReason | None = None
     matched_stop: str | int | None = None  # the stop string, or the id of the stop token
+    # with the first event of a choice, where echo or prompt_logprobs were asked for
+    prompt: PromptText | None = None
 
 
 class TextUsage(msgspec.Struct, kw_only=True):
@@ -81,7 +101,21 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """What the front door must know of the model behind it."""
 
     name: str  # what clients send as "model"
+    aliases: tuple[str, ...] = ()  # what they may send as well
     context_len: int  # tokens of one request, prompt and output
     vocab_size: int  # token ids of a prompt are in [0, vocab_size)
     eos_token_ids: frozenset[int] = frozenset()
     created: int = 0  # epoch seconds
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, each once, the model's own first."""
+        return tuple(dict.fromkeys((self.name, *self.aliases)))
+
+    def check_name(self, name: str, param: str | None = None) -> None:
+        """Raise ModelNotFound unless ``name`` is one of them; ``param`` is where it was said."""
+        if name not in self.names:
+            known = ", ".join(map(repr, self.names))
+            raise ModelNotFound(
+                f"the model {name!r} does not exist: this server has {known}", param=param
+            )

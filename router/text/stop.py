@@ -26,8 +26,10 @@ class _Pattern:
             matched = self._fall_back[matched - 1]
         if self.text[matched] == char:
             matched += 1
-        self.matched = matched
-        return matched == len(self.text)
+        complete = matched == len(self.text)
+        # After a whole stop string that did not end the text, the search goes on.
+        self.matched = self._fall_back[-1] if complete else matched
+        return complete
 
 
 def _borders(text: str) -> list[int]:
@@ -54,13 +56,16 @@ class StopMatcher:
         self._held = ""
         self.matched: str | None = None
 
-    def push(self, text: str) -> str:
-        """The text that can be shown now; what may still become a stop string is held back."""
+    def push(self, text: str, *, armed: bool = True) -> str:
+        """The text that can be shown now; what may still become a stop string is held back.
+
+        ``armed=False``: a stop string that ends in this text does not count.
+        """
         if not self._patterns:
             return text
         for position, char in enumerate(text, start=len(self._held) + 1):
             complete = [p.text for p in self._patterns if p.step(char)]
-            if complete:
+            if complete and armed:
                 self.matched = max(complete, key=len)
                 end = position if self._include else position - len(self.matched)
                 shown, self._held = (self._held + text)[:end], ""

@@ -18,7 +18,7 @@ from core.errors import ModelError
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-def _byte_characters() -> dict[str, int]:
+def byte_characters() -> dict[str, int]:
     """The table of GPT-2: printable bytes are themselves, the others follow from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
@@ -75,7 +75,7 @@ def read_decoder(raw: str, path: Path) -> TokenBytes:
 
 
 def _byte_level(table: TokenBytes, part: dict[str, Any]) -> bool:
-    table.byte_characters = _byte_characters()
+    table.byte_characters = byte_characters()
     return True
 
 

@@ -32,14 +32,17 @@ class Peer:
         assert self.pipe.poll(30), "the peer does not answer"
         return self.pipe.recv()
 
-    def ask(self, *words):
-        self.pipe.send(words)
+    def tell(self, command, *arguments):
+        self.pipe.send((command, arguments))
+
+    def ask(self, command, *arguments):
+        self.tell(command, *arguments)
         return self.hear()
 
     def end(self):
         if self.process.is_alive():
             os.kill(self.process.pid, signal.SIGCONT)
-            self.pipe.send(("stop",))
+            self.pipe.send(None)
         self.process.join(30)
         self.process.close()
 
@@ -70,7 +73,7 @@ def test_two_hundred_writes_are_visible_when_they_return(peer, memory, transport
     for turn in range(200):
         memory[:4096] = turn % 250 + 1
         transport.write(peer.address, [Copy(base, peer.base + turn * 4096, 4096)])
-        seen = peer.ask("sum", turn * 4096, (turn + 1) * 4096)
+        seen = peer.ask("total", turn * 4096, (turn + 1) * 4096)
         assert seen == 4096 * (turn % 250 + 1), turn
 
 
@@ -80,9 +83,9 @@ def test_renew_shuts_the_old_address_out(peer, memory, transport):
     new = peer.ask("renew")
     with pytest.raises(TransferError):
         transport.write(peer.address, copies)
-    assert peer.ask("sum", 0, SIZE) == SIZE  # all ones, as before
+    assert peer.ask("total", 0, SIZE) == SIZE  # all ones, as before
     transport.write(new, copies)
-    assert peer.ask("sum", 0, SIZE) == 3 * SIZE
+    assert peer.ask("total", 0, SIZE) == 3 * SIZE
 
 
 @pytest.mark.parametrize("blocks", [1, 64])
@@ -90,7 +93,7 @@ def test_a_writer_stopped_half_way_lands_nothing_after_the_fence(peer, memory, t
     step = SIZE // blocks
     base = int(memory.ctypes.data)
     copies = [(peer.base + i * step, base + i * step, step) for i in range(blocks)]
-    peer.pipe.send(("write", transport.address, copies))
+    peer.tell("write", transport.address, copies)
     while not memory[::4096].any():
         pass  # the first bytes are about to land
     os.kill(peer.process.pid, signal.SIGSTOP)
@@ -110,13 +113,14 @@ def test_a_renewed_writer_reads_its_source_no_more(peer, memory, transport):
     memory[:] = 1
     base, step = int(memory.ctypes.data), 1 << 20
     copies = [Copy(base + at, peer.base + at, step) for at in range(0, SIZE, step)]
-    peer.pipe.send(("freeze at first byte",))
+    peer.tell("freeze_at_first_byte")
     with pytest.raises(TransferError):
         transport.write(peer.address, copies)
     transport.renew()
     memory[:] = 100
     os.kill(peer.process.pid, signal.SIGCONT)
-    assert 0 < peer.ask("sum", 0, SIZE) <= SIZE
+    assert peer.hear() is None
+    assert 0 < peer.ask("total", 0, SIZE) <= SIZE
 
 
 def test_a_killed_peer_fails_its_write_alone(peer, memory, transport):
@@ -129,6 +133,6 @@ def test_a_killed_peer_fails_its_write_alone(peer, memory, transport):
             transport.write(peer.address, copies)
         copies = [Copy(int(memory.ctypes.data), other.base, SIZE)]
         transport.write(other.address, copies)
-        assert other.ask("sum", 0, SIZE) == 0
+        assert other.ask("total", 0, SIZE) == 0
     finally:
         other.end()

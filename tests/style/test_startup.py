@@ -7,7 +7,7 @@ import sys
 
 from core.clock import RealClock
 
-HEAVY = ("torch", "ray", "transformers", "mooncake", "fastapi", "grpc")
+HEAVY = ("torch", "ray", "transformers", "mooncake", "fastapi", "grpc", "bench")
 HELP = (
     "import sys; sys.argv = ['antiphon', '--help']; from antiphon.cli import main; sys.exit(main())"
 )

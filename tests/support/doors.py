@@ -25,6 +25,7 @@ def make_door(
     streams: FakeStreams,
     *,
     template: str | None = TEMPLATE,
+    aliases: tuple[str, ...] = (),
     context_len: int = 1000,
     limit: int = 64,
     sink: PrometheusSink | None = None,
@@ -36,6 +37,7 @@ def make_door(
         None if template is None else ChatTemplate(template, {}, clock, name="test"),
         ServedModel(
             name="owner/tiny",
+            aliases=aliases,
             context_len=context_len,
             vocab_size=258,
             eos_token_ids=frozenset({257}),

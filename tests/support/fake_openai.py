@@ -58,8 +58,10 @@ class FakeOpenAI:
         self.paths: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.url = ""
+        self.connections = 0
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         try:
             while await self._one(reader, writer):
                 pass

@@ -13,33 +13,44 @@ from disagg.transport.base import Copy, MemoryRegion
 from disagg.transport.mooncake import MooncakeTransport
 
 
+class KvPeer:
+    """``size`` registered bytes; each method is a command, and its result the answer."""
+
+    def __init__(self, size: int, fill: int) -> None:
+        self._memory = np.full(size, fill, np.uint8)
+        self.base = int(self._memory.ctypes.data)
+        self.transport = MooncakeTransport("127.0.0.1")
+        self.transport.register([MemoryRegion(self.base, size)])
+
+    def write(self, target: str, copies: list[tuple[int, int, int]]) -> str:
+        """The error, or nothing."""
+        try:
+            self.transport.write(target, [Copy(*copy) for copy in copies])
+        except TransferError as error:
+            return str(error)
+        return ""
+
+    def total(self, start: int, stop: int) -> int:
+        return int(self._memory[start:stop].sum())
+
+    def fill(self, value: int) -> None:
+        self._memory[:] = value
+
+    def renew(self) -> str:
+        return self.transport.renew()
+
+    def freeze_at_first_byte(self) -> None:
+        """Stop this process as soon as something lands."""
+        while not self._memory[::4096].any():
+            pass
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def serve(pipe: Connection, size: int, fill: int) -> None:
-    """Register ``size`` bytes, say (address, base), then obey until told to stop."""
-    memory = np.full(size, fill, np.uint8)
-    transport = MooncakeTransport("127.0.0.1")
-    base = int(memory.ctypes.data)
-    transport.register([MemoryRegion(base, size)])
-    pipe.send((transport.address, base))
-    while True:
-        match pipe.recv():
-            case ("write", target, copies):
-                try:
-                    transport.write(target, [Copy(*copy) for copy in copies])
-                except TransferError as error:
-                    pipe.send(str(error))
-                else:
-                    pipe.send("")
-            case ("sum", start, stop):
-                pipe.send(int(memory[start:stop].sum()))
-            case ("fill", value):
-                memory[:] = value
-                pipe.send(None)
-            case ("freeze at first byte",):
-                while not memory[::4096].any():
-                    pass
-                os.kill(os.getpid(), signal.SIGSTOP)
-            case ("renew",):
-                pipe.send(transport.renew())
-            case ("stop",):
-                transport.close()
-                return
+    """Say (address, base), then obey (command, arguments) until told to stop with None."""
+    peer = KvPeer(size, fill)
+    pipe.send((peer.transport.address, peer.base))
+    while (order := pipe.recv()) is not None:
+        command, arguments = order
+        pipe.send(getattr(peer, command)(*arguments))
+    peer.transport.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -19,10 +20,11 @@ from router.readiness import Readiness
 from router.rpc.gen import antiphon_pb2 as pb, antiphon_pb2_grpc
 from router.rpc.server import RpcFront, RpcServices
 from tests.support.doors import make_door
-from tests.support.eventually import run_tidy
+from tests.support.eventually import eventually, run_tidy
 from tests.support.fake_streams import FakeStreams, says
 
 HOST = "127.0.0.1"
+OK = says("ok")
 
 
 @dataclass
@@ -43,7 +45,7 @@ async def _ready() -> Readiness:
 
 @asynccontextmanager
 async def rpc_client(
-    script: Callable = says("ok"),
+    script: Callable = OK,
     *,
     ready: Callable[[], Awaitable[Readiness]] = _ready,
     members: Callable = list,
@@ -51,6 +53,7 @@ async def rpc_client(
     options: tuple = (),
     **door: Any,
 ) -> AsyncIterator[Client]:
+    before = asyncio.all_tasks()
     streams = FakeStreams(script)
     behind = make_door(streams, **door)
     front = RpcFront(
@@ -64,9 +67,12 @@ async def rpc_client(
             yield Client(stub, channel, port, behind, streams, front)
     finally:
         await front.stop(0)
+        # gRPC ends its calls in tasks of its own: an event that finds their loop closed is reported
+        # in the loop of another test
+        await eventually(lambda: asyncio.all_tasks() <= before)
 
 
-def call(use: Callable[[Client], Awaitable[Any]], script: Callable = says("ok"), **wiring) -> Any:
+def call(use: Callable[[Client], Awaitable[Any]], script: Callable = OK, **wiring) -> Any:
     """The result of ``use`` on a client of a front whose streams play ``script``."""
     results = []
 
@@ -95,7 +101,7 @@ async def all_of(stream: Any) -> list:
     return messages
 
 
-def generate(request: Message, script: Callable = says("ok"), **wiring: Any) -> list:
+def generate(request: Message, script: Callable = OK, **wiring: Any) -> list:
     """Every message of one Generate or Chat call."""
 
     async def use(client: Client) -> list:
@@ -135,7 +141,7 @@ class _AsCall:
 
 
 def fails(
-    request: Message, code: grpc.StatusCode, script: Callable = says("ok"), **wiring: Any
+    request: Message, code: grpc.StatusCode, script: Callable = OK, **wiring: Any
 ) -> grpc.aio.AioRpcError:
     """The error of a Generate or Chat call that must end with ``code``."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:

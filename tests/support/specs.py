@@ -8,7 +8,6 @@ from worker.model_spec import MlaSpec, ModelSpec, MoeSpec, RopeSpec
 def dense(layers: int = 2, heads: int = 6, kv_heads: int = 2, head_dim: int = 16) -> ModelSpec:
     """A Llama."""
     return ModelSpec(
-        family="llama",
         architecture="LlamaForCausalLM",
         layers=layers,
         hidden=32,
@@ -29,7 +28,6 @@ def dense(layers: int = 2, heads: int = 6, kv_heads: int = 2, head_dim: int = 16
 def latent(layers: int = 2, heads: int = 4, kv_lora_rank: int = 24) -> ModelSpec:
     """A DeepSeek without experts."""
     return ModelSpec(
-        family="deepseek",
         architecture="DeepseekV3ForCausalLM",
         layers=layers,
         hidden=32,
@@ -67,7 +65,6 @@ def mixture(method: str = "noaux_tc", **changes: object) -> MoeSpec:
         "topk_groups": 2,
         "norm_topk": True,
         "scaling": 2.5,
-        "first_dense": 1,
-        "layer_freq": 1,
+        "layers": frozenset({1}),
     }
     return MoeSpec(**(values | changes))  # type: ignore[arg-type] # values are of mixed types

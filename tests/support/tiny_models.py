@@ -12,8 +12,12 @@ from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
     LlamaConfig,
+    MistralConfig,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 VOCAB = 128
@@ -60,8 +64,10 @@ _YARN = {
 
 
 def _configs() -> dict[str, PreTrainedConfig]:
-    v2 = _COMMON | _MLA | {"n_shared_experts": 2, "num_key_value_heads": 4}
-    v3 = v2 | {"n_shared_experts": 1, "n_group": 4, "topk_group": 2}
+    return _dense() | _qwen() | _deepseek()
+
+
+def _dense() -> dict[str, PreTrainedConfig]:
     return {
         "llama": LlamaConfig(**_COMMON, num_key_value_heads=2),
         "llama-tied-llama3": LlamaConfig(
@@ -71,7 +77,43 @@ def _configs() -> dict[str, PreTrainedConfig]:
             tie_word_embeddings=True,
             rope_parameters=_LLAMA3,
         ),
-        "v2-lite": DeepseekV2Config(**v2, q_lora_rank=None, topk_method="greedy"),
+        "llama-biases": LlamaConfig(
+            **_COMMON, num_key_value_heads=2, attention_bias=True, mlp_bias=True
+        ),
+        "mistral": MistralConfig(
+            **_COMMON, num_key_value_heads=2, head_dim=20, sliding_window=None
+        ),
+    }
+
+
+def _qwen() -> dict[str, PreTrainedConfig]:
+    common = _COMMON | {"num_key_value_heads": 2}
+    moe = common | {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 3}
+    yarn = {name: _YARN[name] for name in _YARN if not name.startswith(("mscale", "beta"))}
+    return {
+        "qwen2": Qwen2Config(**common, tie_word_embeddings=True),
+        "qwen2-yarn": Qwen2Config(**common, rope_parameters=yarn),
+        "qwen3": Qwen3Config(**common, head_dim=16),
+        "qwen3-biases": Qwen3Config(**common, head_dim=20, attention_bias=True),
+        "qwen3-moe": Qwen3MoeConfig(**moe, head_dim=16, norm_topk_prob=True),
+        "qwen3-moe-mixed": Qwen3MoeConfig(
+            **(moe | {"num_hidden_layers": 5}),
+            head_dim=16,
+            norm_topk_prob=False,
+            decoder_sparse_step=2,  # experts in layers 1 and 3 ..
+            mlp_only_layers=[3],  # .. and so in layer 1 alone
+        ),
+    }
+
+
+def _deepseek() -> dict[str, PreTrainedConfig]:
+    v2 = _COMMON | _MLA | {"n_shared_experts": 2, "num_key_value_heads": 4}
+    v3 = v2 | {"n_shared_experts": 1, "n_group": 4, "topk_group": 2}
+    lite = _YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}
+    return {
+        "v2-lite": DeepseekV2Config(
+            **v2, q_lora_rank=None, topk_method="greedy", rope_parameters=lite
+        ),
         "v2": DeepseekV2Config(
             **v2,
             q_lora_rank=20,
@@ -115,6 +157,8 @@ def make(name: str, folder: Path) -> Checkpoint:
             parameter.normal_(std=parameter.shape[-1] ** -0.5)
         elif key.endswith("norm.weight"):
             parameter.normal_(mean=1.0, std=0.1)
+        elif key.endswith(".bias"):
+            parameter.normal_(std=0.2)
     model.eval().save_pretrained(folder)
     return Checkpoint(folder, model)
 

@@ -1,4 +1,4 @@
-"""Linear: y = x Wᵀ over one or several fused matrices, prepacked for oneDNN where that works."""
+"""Linear: y = x Wᵀ + b over one or several fused matrices, prepacked for oneDNN where it can be."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Linear:
     """Matrices with a common input, fused into one. Loaded dense, then packed once.
 
     ``parts`` names the fused matrices and their rows in order: ``{"q_proj": 576, ...}``.
-    ``rows`` may reorder a part's rows while loading (see ``neighbour_rows``).
+    ``bias``: whether every part has one. ``rows`` may reorder a part's rows while loading (see
+    ``neighbour_rows``).
     """
 
     def __init__(
@@ -25,11 +26,14 @@ class Linear:
         inner: int,
         parts: dict[str, int],
         dtype: torch.dtype,
+        *,
+        bias: bool = False,
         rows: dict[str, Tensor] | None = None,
     ) -> None:
         self._parts = parts
         self._rows = rows or {}
         self._weight = torch.empty(sum(parts.values()), inner, dtype=dtype)
+        self._bias = torch.empty(sum(parts.values()), dtype=dtype) if bias else None
         self._packed = False
 
     @classmethod
@@ -40,11 +44,13 @@ class Linear:
         return linear
 
     def slots(self, prefix: str) -> Slots:
-        """Where ``{prefix}{part}.weight`` of a checkpoint goes. Call before ``pack``."""
+        """Where ``{prefix}{part}.weight`` (and ``.bias``) of a checkpoint go, before ``pack``."""
         start = 0
         for name, size in self._parts.items():
-            view = self._weight[start : start + size]
-            yield f"{prefix}{name}.weight", Slot(view, self._rows.get(name))
+            own, rows = slice(start, start + size), self._rows.get(name)
+            yield f"{prefix}{name}.weight", Slot(self._weight[own], rows)
+            if self._bias is not None:
+                yield f"{prefix}{name}.bias", Slot(self._bias[own], rows)
             start += size
 
     def pack(self) -> None:
@@ -56,12 +62,12 @@ class Linear:
 
     def __call__(self, x: Float[Tensor, "rows inner"]) -> Float[Tensor, "rows outer"]:
         if not self._packed:
-            return F.linear(x, self._weight)
+            return F.linear(x, self._weight, self._bias)
         if x.shape[0] == 1 and x.dtype == torch.float32:
             # with one row oneDNN sums in another order; two rows keep a row's result the same
             # whatever it is batched with
-            return _packed_linear(x.expand(2, -1).contiguous(), self._weight)[:1]
-        return _packed_linear(x, self._weight)
+            return _packed_linear(x.expand(2, -1).contiguous(), self._weight, self._bias)[:1]
+        return _packed_linear(x, self._weight, self._bias)
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -74,6 +80,6 @@ def can_pack(weight: Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-def _packed_linear(x: Tensor, weight: Tensor) -> Tensor:
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return y

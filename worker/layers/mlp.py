@@ -14,9 +14,12 @@ from worker.layers.parameter import Slots
 class GatedMlp:
     """gate and up are one fused matrix."""
 
-    def __init__(self, hidden: int, intermediate: int, dtype: torch.dtype) -> None:
-        self._gate_up = Linear(hidden, {"gate_proj": intermediate, "up_proj": intermediate}, dtype)
-        self._down = Linear(intermediate, {"down_proj": hidden}, dtype)
+    def __init__(
+        self, hidden: int, intermediate: int, dtype: torch.dtype, *, bias: bool = False
+    ) -> None:
+        parts = {"gate_proj": intermediate, "up_proj": intermediate}
+        self._gate_up = Linear(hidden, parts, dtype, bias=bias)
+        self._down = Linear(intermediate, {"down_proj": hidden}, dtype, bias=bias)
 
     def slots(self, prefix: str) -> Slots:
         yield from self._gate_up.slots(prefix)

@@ -1,4 +1,4 @@
-"""Model: a step in, logits out; and the registry from an architecture to its builder."""
+"""Model: a step in, logits out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from core.registry import Entry, Registry
 from worker.cache.kv_pool import KVPool
 from worker.layers.parameter import Slots
 from worker.model_spec import ModelSpec
@@ -31,14 +30,3 @@ class Model(Protocol):
     def pack(self) -> None:
         """Turn loaded weights into the form they are computed with. Called once."""
         ...
-
-
-# A builder is called with (spec, dtype, attention backend) and allocates the final tensors.
-MODELS: Registry[Model] = Registry(
-    "architecture",
-    {
-        "LlamaForCausalLM": Entry("worker.models.llama:build"),
-        "DeepseekV2ForCausalLM": Entry("worker.models.deepseek:build"),
-        "DeepseekV3ForCausalLM": Entry("worker.models.deepseek:build"),
-    },
-)

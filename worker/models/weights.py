@@ -7,15 +7,16 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
 from core.errors import ModelError
 from worker.attention.base import ATTENTION
+from worker.checkpoint import weight_files
 from worker.layers.parameter import Slot
 from worker.model_spec import ModelSpec
-from worker.models.base import MODELS, Model
+from worker.models.assemble import assemble
+from worker.models.base import Model
 
 DISK_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LISTED = 5  # names that an error message lists
@@ -28,7 +29,7 @@ def load_model(folder: Path, spec: ModelSpec, dtype: torch.dtype, attention: str
     files to where they stay, then packed one by one. Raises ModelError for missing, unexpected
     or mis-shaped tensors and for a broken or missing file; UnknownBackend for ``attention``.
     """
-    model = MODELS.load(spec.architecture)(spec, dtype, ATTENTION.load(attention)())
+    model = assemble(spec, dtype, ATTENTION.load(attention)())
     _fill(model, folder)
     model.pack()
     return model
@@ -41,26 +42,6 @@ def _fill(model: Model, folder: Path) -> None:
     _check_names(folder, model.spec, set(slots), names_by_file.values())
     for path, names in names_by_file.items():
         _fill_from(path, {name: slots[name] for name in names if name in slots})
-
-
-def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of a model folder: one, or those that an index names."""
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if index.exists():
-        try:
-            weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-        except (OSError, msgspec.DecodeError) as error:
-            raise ModelError(f"{index} is not a safetensors index: {error}") from error
-        files = tuple(folder / name for name in sorted(set(weight_map.values())))
-    else:
-        files = (single,)
-    if absent := [path.name for path in files if not path.is_file()]:
-        raise ModelError(f"{folder}: weights are missing: {', '.join(absent)}")
-    return files
-
-
-class _Index(msgspec.Struct, frozen=True):
-    weight_map: dict[str, str]  # tensor -> file name
 
 
 def _names(path: Path) -> tuple[str, ...]:

@@ -82,8 +82,8 @@ def test_a_trace_is_replayed_as_ids_in_an_open_loop(tmp_path, capsys):
 
 
 def test_some_failures_are_counted_and_all_of_them_fail_the_run(capsys):
-    answers = iter([echo, *[lambda _: refuses(429, "busy")] * 3])
-    with serving(lambda body: next(answers)(body)) as fake:
+    answers = iter([says("x"), *[refuses(429, "busy")] * 3])
+    with serving(lambda _: next(answers)) as fake:
         assert bench(fake.url, "--requests", 2, "--concurrency", 1, "--warmup", 0) == 0
         assert "1 x HTTP 429: busy" in capsys.readouterr().out
         assert bench(fake.url, "--requests", 2, "--warmup", 0) == 1

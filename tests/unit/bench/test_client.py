@@ -163,12 +163,15 @@ def test_a_connection_that_breaks_is_an_error():
     assert outcome.text == " a b"
 
 
-def test_connections_are_used_again():
-    async def twice(client):
-        return [await client.send(REQUEST), await client.send(REQUEST)]
+def test_a_connection_for_each_stream_that_runs_is_used_again():
+    async def twice_three(client):
+        for _ in range(2):
+            outcomes = await asyncio.gather(*[client.send(REQUEST) for _ in range(3)])
+            assert all(outcome.ok for outcome in outcomes)
 
-    outcomes, _ = use(lambda _: says("x"), twice)
-    assert all(outcome.ok for outcome in outcomes)
+    _, fake = use(lambda _: says("x"), twice_three, model="m")
+    assert fake.connections == 3
+    assert len(fake.bodies) == 6
 
 
 def unused_url():

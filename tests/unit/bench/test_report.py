@@ -83,8 +83,15 @@ def test_the_table_says_it_all():
 def test_the_table_of_nothing_and_of_a_busy_load_generator():
     text = report.table(made([FAILED], cpu=0.93))
     assert text.splitlines()[3].split() == ["TTFT", "ms", "-", "-", "-", "-"]
-    assert "unknown: the server sends no usage" in text
+    assert "sends no usage" not in text
     assert "the load generator used 93% of its core" in text
+
+
+def test_the_table_says_what_a_server_without_usage_leaves_open():
+    bare = Outcome(session=0, turn=0, due_s=0.0, start_s=0.0, end_s=1.0, chunk_s=(0.5,))
+    text = report.table(made([bare]))
+    assert "unknown: the server sends no usage" in text
+    assert "1 (chunks: the server sends no usage): 1.0/s" in text
 
 
 def test_a_line_for_each_request():

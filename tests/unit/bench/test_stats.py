@@ -69,6 +69,12 @@ def test_failed_requests_count_by_their_text_and_not_in_latencies():
     assert summary.output_tokens == 4
 
 
+def test_errors_that_differ_in_numbers_are_one():
+    texts = ["HTTP 400: 12 is too long", "HTTP 400: 7 is too long", "HTTP 500: 12 is too long"]
+    summary = summarise([outcome(error=text) for text in texts], Targets())
+    assert list(summary.errors.items()) == [(texts[0], 2), (texts[2], 1)]
+
+
 def test_without_usage_chunks_are_counted_and_said_to_be():
     bare = outcome(prompt_tokens=None, completion_tokens=None, cached_tokens=None)
     summary = summarise([bare, outcome()], Targets())

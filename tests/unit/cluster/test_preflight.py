@@ -11,7 +11,7 @@ from cluster.preflight import MIB, Machine
 from core import presets
 from core.errors import ModelError, PreflightError
 from tests.support import gguf_files
-from worker.model_spec import read_spec
+from worker.architectures import read_spec
 
 GOOD = Machine(available_bytes=64 << 30, shm_bytes=1 << 30, absent=frozenset(), has_ibverbs=True)
 
@@ -21,10 +21,10 @@ def machine(**facts) -> Machine:
 
 
 def cpu(*overrides):
-    return presets.read("cpu", ("router.port=0", *overrides))
+    return presets.read("cpu", ("router.port=0", "router.grpc_port=0", *overrides))
 
 
-UNIFIED = presets.read("cpu-unified", ("router.port=0",))
+UNIFIED = presets.read("cpu-unified", ("router.port=0", "router.grpc_port=0"))
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +88,18 @@ def test_a_busy_port_names_its_owner_and_the_key():
     assert f"port {port} is in use (by " in problem
     assert "router.port=" in problem
     assert preflight.port_problem("127.0.0.1", port) is None
+
+
+def test_a_busy_grpc_port_names_its_key_and_the_switch():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = f"router.grpc_port={server.getsockname()[1]}"
+        problem = preflight.grpc_port_problem(presets.read("cpu", (port,)))
+        off = presets.read("cpu", (port, "router.grpc=false"))
+        assert preflight.grpc_port_problem(off) is None
+    assert problem is not None
+    assert "router.grpc_port=" in problem
+    assert "router.grpc=false" in problem
+    assert "router.port" not in problem
 
 
 def test_a_host_that_is_not_ours_names_the_key():

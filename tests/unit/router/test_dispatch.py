@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, asynccontextmanager
 from random import Random
 
 import pytest
@@ -11,78 +10,11 @@ from hypothesis import given, settings, strategies as st
 
 from core.errors import Unavailable
 from core.wire import ErrorKind, FinishReason, Role, SamplingParams, TokenChunk, Usage
-from router.dispatch import Dispatcher, DispatchLimits
-from router.policy.least_load import LeastLoad
-from router.replicas import Replica, Replicas, Retry
 from tests.support.eventually import eventually, run_tidy
 from tests.support.fake_ranks import Fleet, token_at
+from tests.support.fronts import PROMPT, front, release_all, settle, tokens
 
-PROMPT = [3, 1, 4, 1, 5]
 PAIR = (Role.PREFILL, Role.DECODE)
-
-
-class Front:
-    """A dispatcher over a fleet, and every replica it ever had."""
-
-    def __init__(self, fleet: Fleet, reroute_wait_s: float) -> None:
-        self.fleet = fleet
-        self.replicas = Replicas(fleet.connect, retry=Retry(first_s=0.0, limit_s=0.0))
-        self.ever: set[Replica] = set()
-        limits = DispatchLimits(reroute_wait_s=reroute_wait_s, max_reroutes=3)
-        self.dispatcher = Dispatcher(self.replicas, LeastLoad(), LeastLoad(), limits=limits)
-
-    def remember(self) -> None:
-        self.ever |= {replica for _, replica in self.replicas.members() if replica}
-
-    async def collect(self, max_new: int, rid: str = "r") -> list[TokenChunk]:
-        params = SamplingParams(max_new_tokens=max_new)
-        async with aclosing(self.dispatcher.stream(rid, PROMPT, params)) as stream:
-            return [chunk async for chunk in stream]
-
-    def check_idle(self) -> None:
-        assert all(r.outstanding_tokens == r.outstanding_requests == 0 for r in self.ever)
-        assert not any(client.legs for client in self.fleet.clients)
-
-
-@asynccontextmanager
-async def front(*roles: Role, fleet: Fleet | None = None, wait_s: float = 5.0):
-    fleet = fleet or Fleet()
-    for role in roles:
-        fleet.add(role, sum(m.role is role for m in fleet.members))
-    it = Front(fleet, wait_s)
-    it.replicas.update(fleet.members)
-    if roles:
-        await eventually(lambda: len(fleet.live) == len(roles))
-        await settle()
-    it.remember()
-    try:
-        yield it
-        it.check_idle()
-    finally:
-        await it.replicas.close()
-
-
-async def settle() -> None:
-    """Let everything that can run without another chunk do so."""
-    for _ in range(12):
-        await asyncio.sleep(0)
-
-
-async def release_all(fleet: Fleet) -> None:
-    while legs := fleet.waiting_legs():
-        legs[0].release()
-        await settle()
-
-
-def tokens(chunks: list[TokenChunk]) -> list[int]:
-    """The output, after checking that offsets leave no gap and the reason comes last."""
-    found: list[int] = []
-    for chunk in chunks:
-        assert chunk.offset == len(found)
-        assert chunk.rid == "r"
-        found.extend(chunk.token_ids)
-    assert [c.finish is not None for c in chunks] == [False] * (len(chunks) - 1) + [True]
-    return found
 
 
 def reference(count: int) -> list[int]:

@@ -76,6 +76,14 @@ def test_the_model_says_what_it_is():
     )
 
 
+def test_every_name_of_the_model_works():
+    aliases = ("small",)
+    models = unary("ListModels", pb.ListModelsRequest(), aliases=aliases).models
+    assert [model.name for model in models] == ["owner/tiny", "small"]
+    ids = unary("Tokenize", pb.TokenizeRequest(text="x", model="small"), aliases=aliases).token_ids
+    assert list(ids) == [120]
+
+
 def member(group: str, role: Role) -> Member:
     rank = RankId(group=group)
     return Member(Incarnation(rank=rank, endpoint="127.0.0.1:1", nonce="n"), role)
@@ -149,7 +157,7 @@ def test_who_watches_is_told(monkeypatch):
         watch = health_pb2_grpc.HealthStub(client.channel).Watch(health_pb2.HealthCheckRequest())
         seen = [(await watch.read()).status]
         for now.ready in (True, False):
-            seen.append((await watch.read()).status)  # noqa: PERF401 - each waits for the last
+            seen.append((await watch.read()).status)
         now.ready = True
         seen.append((await watch.read()).status)
         stopping = asyncio.create_task(client.front.stop(1))
@@ -193,7 +201,7 @@ def discover_and_generate(port: int) -> tuple[set[str], str, str]:
             response_deserializer=answered.FromString,
         )
         messages = list(stream(request, timeout=20))
-        reason = messages[-1].choices[0].finish_reason
+        reason = messages[-1].choices[-1].finish_reason
         names_of = pool.FindEnumTypeByName("antiphon.v1.FinishReason").values_by_number
         return names, text_of(messages), names_of[reason].name
 

@@ -71,7 +71,7 @@ class SlotMachine(RuleBasedStateMachine):
 
 
 SlotMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestSlots = SlotMachine.TestCase
 

@@ -22,24 +22,28 @@ def loaded(linear: Linear, prefix: str = "") -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", [0, 1, 2, 33])
-def test_fused_parts(dtype, rows):
+@pytest.mark.parametrize("bias", [False, True])
+def test_fused_parts(dtype, rows, bias):
     torch.manual_seed(0)
-    linear = Linear(64, {"a": 24, "b": 8}, dtype)
+    linear = Linear(64, {"a": 24, "b": 8}, dtype, bias=bias)
     disk = loaded(linear, "layer.")
     x = torch.randn(rows, 64).to(dtype)
     dense = linear(x)
     linear.pack()
-    assert list(disk) == ["layer.a.weight", "layer.b.weight"]
-    weight = torch.cat(list(disk.values())).to(dtype)
+    kinds = ("weight", "bias") if bias else ("weight",)
+    assert list(disk) == [f"layer.{part}.{kind}" for part in "ab" for kind in kinds]
+    weight = torch.cat([disk["layer.a.weight"], disk["layer.b.weight"]]).to(dtype)
+    added = torch.cat([disk["layer.a.bias"], disk["layer.b.bias"]]).to(dtype) if bias else None
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype != torch.float32 else {}
-    torch.testing.assert_close(linear(x), F.linear(x, weight), **tolerance)
+    torch.testing.assert_close(linear(x), F.linear(x, weight, added), **tolerance)
     torch.testing.assert_close(linear(x), dense, **tolerance)
 
 
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("outer", [576, 40])
-def test_a_row_has_the_same_result_whatever_it_is_batched_with(outer):
+def test_a_row_has_the_same_result_whatever_it_is_batched_with(outer, bias):
     """The packed fp32 product of one row would differ in the last bits from 1536 inputs on."""
-    linear = Linear(1536, {"a": outer}, torch.float32)
+    linear = Linear(1536, {"a": outer}, torch.float32, bias=bias)
     loaded(linear)
     linear.pack()
     x = torch.randn(40, 1536)
@@ -56,12 +60,11 @@ def test_fp32_is_packed_here_and_fp16_is_not():
 def test_rows_are_reordered_while_loading():
     order = neighbour_rows(heads=2, plain=1, rotary=4)
     assert order.tolist() == [0, 1, 3, 2, 4, 5, 6, 8, 7, 9]
-    linear = Linear(8, {"a": 10, "b": 2}, torch.float32, rows={"a": order})
+    linear = Linear(8, {"a": 10, "b": 2}, torch.float32, bias=True, rows={"a": order})
     disk = loaded(linear)
     x = torch.randn(3, 8)
-    expected = torch.cat(
-        (F.linear(x, disk["a.weight"])[:, order], F.linear(x, disk["b.weight"])), 1
-    )
+    a, b = (F.linear(x, disk[f"{part}.weight"], disk[f"{part}.bias"]) for part in "ab")
+    expected = torch.cat((a[:, order], b), 1)
     torch.testing.assert_close(linear(x), expected)
 
 

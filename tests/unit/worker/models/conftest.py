@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from tests.support import tiny_models
+from worker.architectures import read_spec
 from worker.cache.kv_pool import KVPool
-from worker.model_spec import ModelSpec, read_spec
+from worker.model_spec import ModelSpec
 from worker.models.base import Model
 from worker.models.weights import load_model
 

@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 from core.errors import ModelError, UnknownBackend
 from tests.support import tiny_models
 from tests.support.steps import Row, advance
+from worker.architectures import read_spec
 from worker.cache.kv_pool import KVPool
+from worker.checkpoint import weight_files
 from worker.layers.linear import Linear
-from worker.model_spec import read_spec
-from worker.models.weights import load_model, weight_files
+from worker.models.weights import load_model
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def kept(logits: torch.Tensor, top_k: int = 0, top_p: float = 1.0) -> set[int]:
 LOGITS = st.lists(st.integers(-20, 20).map(lambda n: n / 4), min_size=1, max_size=40)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(logits=LOGITS, top_k=st.integers(0, 45), top_p=st.floats(0.01, 1.0))
 def test_top_k_and_top_p_keep_what_the_reference_keeps(logits, top_k, top_p):
     wanted = allowed(np.array(logits), top_k, top_p)
@@ -90,6 +90,12 @@ def test_a_temperature_close_to_zero_is_greedy_too(temperature):
     logits = torch.tensor([[30.0, 31.0, 29.0, -5.0]]).repeat(20, 1)
     rows = tuple(row(i, temperature=temperature, seed=i, top_p=0.9) for i in range(20))
     assert sample(logits, rows).tolist() == [1] * 20
+
+
+def test_at_the_lowest_temperatures_equals_still_take_turns():
+    logits = torch.tensor([[31.0, 31.0, 30.0]]).repeat(40, 1)
+    rows = tuple(row(i, temperature=1e-300, seed=i) for i in range(40))
+    assert set(sample(logits, rows).tolist()) == {0, 1}
 
 
 def test_a_high_temperature_flattens_the_distribution():
@@ -139,7 +145,7 @@ BOUND = 23.5  # one in ten thousand for four degrees of freedom
 @pytest.mark.parametrize("varied", ["seed", "position"])
 def test_tokens_come_as_often_as_their_probability_says(varied):
     logits = torch.tensor([1.0, 0.0, -1.0, 2.0, 0.5])
-    draws = 4000
+    draws = 2000
     rows = tuple(
         row(i, temperature=0.7, position=7, seed=i)
         if varied == "seed"
@@ -153,7 +159,7 @@ def test_tokens_come_as_often_as_their_probability_says(varied):
 
 def test_neighbouring_positions_are_independent():
     logits = torch.zeros(2)
-    tokens = sample(logits.repeat(4001, 1), tuple(row(i, i, seed=5) for i in range(4001))).tolist()
+    tokens = sample(logits.repeat(2001, 1), tuple(row(i, i, seed=5) for i in range(2001))).tolist()
     pairs = [2 * a + b for a, b in pairwise(tokens)]
     assert chi_square(pairs, torch.full((4,), 0.25)) < BOUND
 
@@ -163,6 +169,11 @@ def test_the_noise_is_finite_and_spread_as_gumbel_noise_is():
     assert bool(noise.isfinite().all())
     assert float(noise.mean()) == pytest.approx(0.5772, abs=0.01)  # Euler's constant
     assert float(noise.var()) == pytest.approx(np.pi**2 / 6, abs=0.03)
+
+
+def test_positions_share_no_noise():
+    here, next_to_it = (set(_gumbel(3, position, 256).tolist()) for position in (0, 1))
+    assert len(here & next_to_it) < 5
 
 
 def test_negative_seeds_are_seeds_too():

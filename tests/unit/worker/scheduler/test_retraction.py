@@ -66,6 +66,15 @@ def test_a_sequence_alone_can_always_finish_in_a_pool_of_its_own_size():
     assert bench.scheduler.retractions == 0
 
 
+def test_a_retracted_sequence_goes_on_before_those_that_have_not_started():
+    bench = Bench(pages=40, max_running=1)
+    one = bench.add("a", [1, 2, 3], max_new=4)
+    bench.add("b", [4, 5, 6], max_new=4)
+    bench.step()
+    bench.scheduler.retract(one)
+    assert [rid for rid, _, _ in bench.step()] == ["a"]
+
+
 def test_retracted_sequences_wait_in_front():
     queue = WaitingQueue()
     first, second, retracted = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.support.engines import Bench
 from tests.support.fake_runner import generate
 from worker.plan import RowKind
+from worker.sequence import NO_ROW, SequenceState
 
 
 def numbers(count: int, start: int = 1) -> list[int]:
@@ -62,6 +63,16 @@ def test_started_prompts_go_before_new_ones():
     assert bench.step() == [("a", "extend", 8)]
     assert bench.step() == [("a", "extend", 4), ("b", "extend", 4)]
     assert bench.step() == [("a", "decode", 1), ("b", "decode", 1)]
+
+
+def test_what_cannot_be_computed_now_takes_no_pages_yet():
+    bench = Bench(step_tokens=8)
+    bench.add("a", numbers(20))
+    waits = bench.add("b", numbers(5, 30))
+    for _ in range(2):
+        assert bench.step() == [("a", "extend", 8)]
+        assert waits.state is SequenceState.WAITING
+        assert waits.row == NO_ROW
 
 
 def test_the_last_prompt_token_alone_is_a_decode_row():

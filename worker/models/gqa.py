@@ -1,4 +1,4 @@
-"""Llama: grouped-query attention with rotary positions, and a dense gated MLP."""
+"""Grouped-query attention: the projections around the backend's attention over keys and values."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 from worker.attention.base import AttentionBackend
 from worker.layers.linear import Linear
-from worker.layers.mlp import GatedMlp
+from worker.layers.norm import RMSNorm
 from worker.layers.parameter import Slots, neighbour_rows
 from worker.layers.rope import rotate
 from worker.model_spec import ModelSpec
-from worker.models.decoder import Context, Decoder, Layer
+from worker.models.decoder import Context
 
 
 class GroupedQueryAttention:
-    """Fused query-key-value projection, rotation, attention, output projection."""
+    """Query-key-value projection (fused), norms of heads, rotation, attention, output."""
 
     def __init__(
         self, spec: ModelSpec, index: int, backend: AttentionBackend, dtype: torch.dtype
@@ -33,15 +33,26 @@ class GroupedQueryAttention:
             spec.hidden,
             {"q_proj": queries, "k_proj": keys, "v_proj": keys},
             dtype,
+            bias=spec.qkv_bias,
             rows={
                 "q_proj": neighbour_rows(spec.heads, 0, spec.head_dim),
                 "k_proj": neighbour_rows(spec.kv_heads, 0, spec.head_dim),
             },
         )
-        self._out = Linear(queries, {"o_proj": spec.hidden}, dtype)
+        self._head_norms: tuple[RMSNorm, RMSNorm] | None = None  # of queries, of keys
+        if spec.qk_norm:
+            order = neighbour_rows(1, 0, spec.head_dim)
+            self._head_norms = (
+                RMSNorm(spec.head_dim, spec.norm_eps, dtype, order),
+                RMSNorm(spec.head_dim, spec.norm_eps, dtype, order),
+            )
+        self._out = Linear(queries, {"o_proj": spec.hidden}, dtype, bias=spec.out_bias)
 
     def slots(self, prefix: str) -> Slots:
         yield from self._qkv.slots(prefix)
+        if self._head_norms is not None:
+            for name, norm in zip(("q_norm", "k_norm"), self._head_norms, strict=True):
+                yield from norm.slots(f"{prefix}{name}.")
         yield from self._out.slots(prefix)
 
     def pack(self) -> None:
@@ -50,7 +61,12 @@ class GroupedQueryAttention:
 
     def __call__(self, x: Float[Tensor, "T hidden"], context: Context) -> Float[Tensor, "T hidden"]:
         qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)  # [T, heads + 2 kv_heads, dim]
-        rotated = rotate(qkv[:, : self._heads + self._kv_heads], context.rotations)
+        turned = qkv[:, : self._heads + self._kv_heads]
+        if self._head_norms is not None:
+            q_norm, k_norm = self._head_norms
+            parts = q_norm(turned[:, : self._heads]), k_norm(turned[:, self._heads :])
+            turned = torch.cat(parts, dim=1)
+        rotated = rotate(turned, context.rotations)
         out = self._backend.mha(
             context.plan,
             self._index,
@@ -61,17 +77,3 @@ class GroupedQueryAttention:
             1.0 / math.sqrt(self._head_dim),
         )
         return self._out(out.flatten(1))
-
-
-def build(spec: ModelSpec, dtype: torch.dtype, backend: AttentionBackend) -> Decoder:
-    """Allocate a Llama model, to be filled through its slots."""
-    layers = [
-        Layer(
-            spec,
-            GroupedQueryAttention(spec, index, backend, dtype),
-            GatedMlp(spec.hidden, spec.intermediate, dtype),
-            dtype,
-        )
-        for index in range(spec.layers)
-    ]
-    return Decoder(spec, layers, backend, dtype)

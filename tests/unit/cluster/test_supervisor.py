@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cluster.reconcile import Phase
+from cluster.supervisor import Hooks, Supervisor
+from core.clock import RealClock
+from core.errors import OperatorError, RequestError
+from core.wire import RankId
+from router.replicas import Member, MemberState
+from tests.support.eventually import eventually
+from tests.support.fake_launcher import FakeLauncher, plan
+
+P0, P1 = RankId(group="prefill", replica=0), RankId(group="prefill", replica=1)
+D0 = RankId(group="decode", replica=0)
+
+
+class World:
+    def __init__(self, **desired: int) -> None:
+        self.launcher = FakeLauncher()
+        self.lists: list[tuple[Member, ...]] = []
+        self.tested: list[RankId] = []
+        self.fails: dict[RankId, str] = {}
+        self.busy: dict[RankId, asyncio.Event] = {}
+        hooks = Hooks(self.lists.append, self._test, self._idle)
+        self.supervisor = Supervisor(self.launcher, plan, hooks, RealClock(), desired)
+
+    async def _test(self, rank: RankId) -> str:
+        self.tested.append(rank)
+        return self.fails.pop(rank, "")
+
+    async def _idle(self, rank: RankId) -> None:
+        if rank in self.busy:
+            await self.busy[rank].wait()
+
+    def members(self) -> dict[RankId, MemberState]:
+        return {m.incarnation.rank: m.state for m in self.lists[-1]} if self.lists else {}
+
+    def serving(self) -> set[RankId]:
+        return {r for r, state in self.members().items() if state is MemberState.SERVING}
+
+    def phase(self, rank: RankId) -> Phase | None:
+        return next((s.phase for s in self.supervisor.states() if s.rank == rank), None)
+
+
+@asynccontextmanager
+async def running(**desired: int) -> AsyncIterator[World]:
+    world = World(**desired)
+    task = asyncio.create_task(world.supervisor.run())
+    try:
+        await world.supervisor.all_serving()
+        yield world
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert not world.launcher.up, "something was left running"
+
+
+def test_ranks_join_first_and_serve_when_tested():
+    async def main() -> None:
+        async with running(prefill=1, decode=1) as world:
+            assert sorted(world.tested) == [D0, P0]
+            assert world.serving() == {P0, D0}
+            first = {m.incarnation.rank: m.state for m in world.lists[0]}
+            assert set(first.values()) == {MemberState.JOINING}
+
+    asyncio.run(main())
+
+
+def test_scaling_up_adds_and_scaling_down_drains_the_newest():
+    async def main() -> None:
+        async with running(prefill=1, decode=1) as world:
+            world.supervisor.scale({"prefill": 2})
+            await eventually(lambda: P1 in world.serving())
+            world.busy[P1] = asyncio.Event()
+            world.supervisor.scale({"prefill": 1})
+            await eventually(lambda: world.members().get(P1) is MemberState.DRAINING)
+            assert P1 in world.launcher.up, "it still has a request"
+            world.busy[P1].set()
+            await eventually(lambda: P1 not in world.launcher.up)
+            assert world.serving() == {P0, D0}
+            assert P1 not in world.members()
+
+    asyncio.run(main())
+
+
+def test_a_killed_rank_leaves_the_list_and_comes_back_as_another_life():
+    async def main() -> None:
+        async with running(prefill=1, decode=1) as world:
+            before = {m.incarnation for m in world.lists[-1]}
+            world.launcher.kill(D0)
+            await eventually(lambda: D0 not in world.serving())
+            await eventually(lambda: D0 in world.serving())
+            after = {m.incarnation for m in world.lists[-1]}
+            assert len(before & after) == 1
+
+    asyncio.run(main())
+
+
+def test_a_rank_that_fails_its_test_is_stopped_and_tried_again():
+    async def main() -> None:
+        async with running(prefill=1, decode=1) as world:
+            world.fails[P1] = "no KV arrived"
+            world.supervisor.scale({"prefill": 2})
+            await eventually(lambda: P1 in world.serving())
+            assert world.tested.count(P1) == 2
+            assert P1 in world.launcher.stopped
+
+    asyncio.run(main())
+
+
+def test_what_cannot_start_at_first_is_the_operators_to_mend():
+    async def main() -> None:
+        world = World(unified=1)
+        world.launcher.refuse[RankId(group="unified")] = "the folder has no weights"
+        task = asyncio.create_task(world.supervisor.run())
+        with pytest.raises(OperatorError, match="the folder has no weights"):
+            await world.supervisor.all_serving()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_drain_shrinks_the_group_and_the_last_rank_stays():
+    async def main() -> None:
+        async with running(prefill=2, decode=1) as world:
+            world.supervisor.drain(P0)
+            await eventually(lambda: P0 not in world.launcher.up)
+            assert world.supervisor.desired == {"prefill": 1, "decode": 1}
+            assert world.serving() == {P1, D0}
+            with pytest.raises(RequestError, match="last of its group"):
+                world.supervisor.drain(P1)
+            with pytest.raises(RequestError, match="not a serving rank"):
+                world.supervisor.drain(P0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("wanted", [{"nobody": 1}, {"prefill": 0}])
+def test_bad_scaling_is_refused(wanted):
+    async def main() -> None:
+        async with running(prefill=1, decode=1) as world:
+            with pytest.raises(RequestError):
+                world.supervisor.scale(wanted)
+            assert world.supervisor.desired == {"prefill": 1, "decode": 1}
+
+    asyncio.run(main())
+
+
+def test_scaling_down_while_one_starts_cancels_the_start():
+    async def main() -> None:
+        async with running(prefill=1, decode=1) as world:
+            world.launcher.hold = asyncio.Event()
+            world.supervisor.scale({"prefill": 2})
+            await eventually(lambda: world.phase(P1) is Phase.STARTING)
+            world.supervisor.scale({"prefill": 1})
+            await eventually(lambda: world.phase(P1) is None)
+            world.launcher.hold.set()
+            assert world.serving() == {P0, D0}
+
+    asyncio.run(main())
