@@ -10,6 +10,7 @@ from antiphon import bench_command, model_command
 from core.errors import ConfigError, OperatorError
 
 OPERATOR_ERROR = 2
+DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
 
     status = commands.add_parser("status", help="show groups, ranks, load, cache and KV transfers")
-    status.add_argument("--url", default="http://127.0.0.1:8000", help="the router")
+    status.add_argument("--url", default=DEFAULT_URL, help="the router")
     status.add_argument("--json", action="store_true", help="the raw answer")
     status.set_defaults(run=_status)
 
@@ -63,6 +64,20 @@ def _parser() -> argparse.ArgumentParser:
 
     model = commands.add_parser("model", help="fetch, list, show and make models")
     model_command.add_arguments(model)
+
+    scale = commands.add_parser("scale", help="change how many replicas groups have, while serving")
+    scale.add_argument(
+        "groups", nargs="+", metavar="group=replicas", help="e.g. prefill=2 decode=1"
+    )
+    scale.add_argument("--url", default=DEFAULT_URL, help="the router")
+    scale.set_defaults(run=_scale)
+
+    drain = commands.add_parser(
+        "drain", help="take one rank out of service without losing requests"
+    )
+    drain.add_argument("rank", help="as `antiphon status` names it, e.g. decode/1/0")
+    drain.add_argument("--url", default=DEFAULT_URL, help="the router")
+    drain.set_defaults(run=_drain)
 
     presets = commands.add_parser("presets", help="list the presets")
     presets.set_defaults(run=_presets)
@@ -106,6 +121,20 @@ def _status(args: argparse.Namespace) -> int:
     else:
         print(render(status))
     return 0 if status["ready"] else 1
+
+
+def _scale(args: argparse.Namespace) -> int:
+    from antiphon.operate import scale
+
+    print(scale(args.url, args.groups))
+    return 0
+
+
+def _drain(args: argparse.Namespace) -> int:
+    from antiphon.operate import drain
+
+    print(drain(args.url, args.rank))
+    return 0
 
 
 def _presets(_: argparse.Namespace) -> int:

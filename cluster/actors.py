@@ -1,4 +1,4 @@
-"""WorkerActor: one rank as a Ray actor. Ray places, starts and restarts it; nothing else.
+"""WorkerActor: one rank as a Ray actor. Ray places, starts and ends it; nothing else.
 
 Requests, tokens and KV never pass through Ray: the rank listens on a gRPC port of its own.
 """
@@ -38,10 +38,7 @@ def described_codec() -> Codec[Described]:
 
 
 class WorkerActor:
-    """Starts its rank at the first ``describe``, so that a restarted actor comes back whole.
-
-    A dead step loop ends the process: Ray then starts another, with a new incarnation.
-    """
+    """Starts its rank at the first ``describe``. A dead step loop ends the process."""
 
     def __init__(self, spec: bytes) -> None:
         self._spec = Codec[RankSpec](RankSpec).decode(spec)
@@ -62,6 +59,9 @@ class WorkerActor:
                     self._problem = str(error)
         info = self._host.info if self._host is not None else None
         return described_codec().encode(Described(info=info, problem=self._problem))
+
+    def alive(self) -> None:
+        """Answers while the process lives."""
 
     def stop(self) -> None:
         """End sessions and links in order; the actor is killed afterwards."""

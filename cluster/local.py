@@ -1,4 +1,4 @@
-"""Cluster in this process: every rank on the caller's event loop, with a step thread each.
+"""Ranks in this process: each on the caller's event loop, with a step thread of its own.
 
 For tests and for embedding. The ranks talk over the same gRPC and KV transport as on Ray.
 """
@@ -6,38 +6,43 @@ For tests and for embedding. The ranks talk over the same gRPC and KV transport 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Sequence
 
 from core.config import RankSpec
-from core.wire import RankInfo
+from core.wire import RankId, RankInfo
 from worker.host import RankHost
 
-log = logging.getLogger(__name__)
 
-
-class LocalCluster:
-    """Ranks as objects."""
+class LocalLauncher:
+    """Implements Launcher."""
 
     def __init__(self) -> None:
-        self._hosts: dict[str, RankHost] = {}
+        self._hosts: dict[RankId, RankHost] = {}
+        self._gone: dict[RankId, asyncio.Event] = {}
 
-    async def start(self, specs: Sequence[RankSpec]) -> list[RankInfo]:
-        """Start every rank; raises OperatorError as RankHost.start does."""
-        for spec in specs:
-            self._hosts[str(spec.rank)] = await RankHost.start(spec, on_crash=_crashed)
-        return [host.info for host in self._hosts.values()]
+    async def open(self) -> None:
+        """Nothing to start."""
 
-    async def watch(self, on_members: Callable[[Sequence[RankInfo]], None]) -> None:
-        """Report the ranks once; nobody restarts them here. Runs until cancelled."""
-        on_members([host.info for host in self._hosts.values()])
-        await asyncio.Event().wait()
+    async def start(self, spec: RankSpec) -> RankInfo:
+        """See Launcher."""
+        gone = self._gone[spec.rank] = asyncio.Event()
+        loop = asyncio.get_running_loop()
 
-    async def stop(self) -> None:
-        for host in reversed(self._hosts.values()):
+        def crashed() -> None:
+            loop.call_soon_threadsafe(gone.set)
+
+        host = self._hosts[spec.rank] = await RankHost.start(spec, on_crash=crashed)
+        return host.info
+
+    async def gone(self, rank: RankId) -> str:
+        """Until its step loop dies."""
+        await self._gone[rank].wait()
+        await self.stop(rank)
+        return "its step loop died"
+
+    async def stop(self, rank: RankId) -> None:
+        """See Launcher."""
+        if host := self._hosts.pop(rank, None):
             await host.stop()
-        self._hosts.clear()
 
-
-def _crashed() -> None:
-    log.critical("a step loop died; its rank answers no more")
+    async def close(self) -> None:
+        """Nothing is left."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Literal
 
 import msgspec
 
 from cluster import model_store
 from core.config import ClusterConfig, GroupConfig, RankSpec
 from core.errors import ConfigError
-from core.wire import RankId
+from core.wire import RankId, Role
+from worker.model_spec import ModelSpec
+
+MIB: Final = 2**20
+ELEMENT_BYTES: Final = {"bfloat16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,34 +30,82 @@ class Cpu:
         return cls(cores, bool(cpu_flags & {"avx512_bf16", "amx_bf16", "bf16"}))
 
 
-def rank_specs(
-    config: ClusterConfig, folder: Path, model_context: int, cpu: Cpu
-) -> tuple[RankSpec, ...]:
-    """One spec per rank, groups in request order. Raises ConfigError."""
-    model = config.model
-    if model.context_len > model_context:
-        raise ConfigError(
-            f"$.model.context_len is {model.context_len}, and the model was made for"
-            f" {model_context} tokens: lower it"
-        )
-    assert model.dtype != "auto", "resolve_dtype comes first"
-    dtype = model.dtype
-    ranks = sum(group.replicas for group in config.groups.values())
-    return tuple(
-        RankSpec(
-            rank=RankId(group=role.value, replica=replica),
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What every rank of a cluster gets, also of replicas that are not there yet.
+
+    ``config`` has no "auto" dtype (``resolve_dtype``). Raises ConfigError when made.
+    """
+
+    config: ClusterConfig
+    folder: Path
+    model: ModelSpec
+    cpu: Cpu
+
+    def __post_init__(self) -> None:
+        wanted, most = self.config.model.context_len, self.model.context_len
+        if wanted > most:
+            raise ConfigError(
+                f"$.model.context_len is {wanted}, and the model was made for {most} tokens:"
+                " lower it"
+            )
+
+    @property
+    def dtype(self) -> Literal["bfloat16", "float32"]:
+        dtype = self.config.model.dtype
+        assert dtype != "auto", "resolve_dtype comes first"
+        return dtype
+
+    @property
+    def desired(self) -> dict[str, int]:
+        """Replicas of each group, in request order."""
+        return {role.value: group.replicas for role, group in self.config.groups.items()}
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.model.kv_numbers_per_token * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def context_len(self) -> int:
+        """Tokens of one request, prompt and output: no more than any rank's pool holds."""
+        pools = [self._kv_tokens(group) for group in self.config.groups.values()]
+        return min(self.config.model.context_len or self.model.context_len, *pools)
+
+    def rank(self, rank: RankId) -> RankSpec:
+        """The spec of one rank; its group is a role's name."""
+        role = Role(rank.group)
+        return RankSpec(
+            rank=rank,
             role=role,
-            folder=str(folder),
-            served_name=served_name(config),
-            dtype=dtype,
-            context_len=model.context_len or model_context,
-            host=config.cluster.host,
-            group=_resolved(group, max(1, cpu.cores // ranks)),
-            disagg=config.disagg,
+            folder=str(self.folder),
+            served_name=served_name(self.config),
+            dtype=self.dtype,
+            context_len=self.context_len,
+            host=self.config.cluster.host,
+            group=self._resolved(self.config.groups[role]),
+            disagg=self.config.disagg,
         )
-        for role, group in config.groups.items()
-        for replica in range(group.replicas)
-    )
+
+    def ranks(self) -> tuple[RankSpec, ...]:
+        """Those a fresh cluster starts with, groups in request order."""
+        return tuple(
+            self.rank(RankId(group=group, replica=replica))
+            for group, replicas in self.desired.items()
+            for replica in range(replicas)
+        )
+
+    def _resolved(self, group: GroupConfig) -> GroupConfig:
+        threads = group.threads or max(1, self.cpu.cores // sum(self.desired.values()))
+        return msgspec.structs.replace(group, threads=threads, kv_tokens=self._kv_tokens(group))
+
+    def _kv_tokens(self, group: GroupConfig) -> int:
+        tokens = group.kv_tokens or group.kv_memory_mib * MIB // self.kv_bytes_per_token
+        if tokens < 2:
+            raise ConfigError(
+                f"kv_memory_mib={group.kv_memory_mib} holds not even two tokens of"
+                f" {self.kv_bytes_per_token} bytes: raise it, or set kv_tokens"
+            )
+        return tokens
 
 
 def served_name(config: ClusterConfig) -> str:
@@ -66,7 +119,3 @@ def resolve_dtype(config: ClusterConfig, cpu: Cpu) -> ClusterConfig:
         return config
     model = msgspec.structs.replace(config.model, dtype="bfloat16" if cpu.bf16 else "float32")
     return msgspec.structs.replace(config, model=model)
-
-
-def _resolved(group: GroupConfig, threads: int) -> GroupConfig:
-    return msgspec.structs.replace(group, threads=group.threads or threads)

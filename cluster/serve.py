@@ -6,61 +6,46 @@ import asyncio
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 
 from cluster import model_store, preflight
 from cluster.fronts import banner, listen, stop_signals
-from cluster.plan import Cpu, rank_specs, resolve_dtype, served_name
+from cluster.plan import Cpu, Plan, resolve_dtype, served_name
 from cluster.status import StatusBoard
+from cluster.supervisor import Hooks, Launcher, Supervisor
 from core import env
 from core.clock import RealClock
-from core.config import ClusterConfig, RankSpec
-from core.errors import OperatorError, PreflightError
+from core.config import ClusterConfig
+from core.errors import OperatorError, RequestError
 from core.metrics import PrometheusSink
 from core.rpc.client import Connector, SessionPace
-from core.wire import RankInfo
+from core.wire import RankId
+from router.admin import Operations, add_operations
 from router.admission import Admission
-from router.dispatch import Dispatcher, DispatchLimits
+from router.dispatch import Dispatcher, DispatchLimits, Routes
 from router.frontdoor import FrontDoor
 from router.openai.app import HttpServices, make_app
 from router.policy.base import POLICIES, PolicyContext
-from router.replicas import Member, Replicas
+from router.replicas import Replicas
 from router.rpc.server import RpcFront, RpcServices
 from router.selftest import SelfTest
 from router.text.chat import open_template
 from router.text.request import ServedModel
 from router.text.tokenizer import TOKENIZERS
 from worker.architectures import read_spec
-from worker.model_spec import ModelSpec
 
 Say = Callable[[str], None]
-Watch = Callable[[Replicas], Coroutine[Any, Any, None]]
 
 # Mooncake logs one error and one warning whenever an engine starts, about nothing
 HARMLESS = "Local segment descriptor not found|Logging before InitGoogleLogging"
-
-
-class Cluster(Protocol):
-    """Ranks that somebody runs: this process or Ray."""
-
-    async def start(self, specs: Sequence[RankSpec]) -> list[RankInfo]:
-        """Start every rank; returns when all can take requests. Raises OperatorError."""
-        ...
-
-    async def watch(self, on_members: Callable[[Sequence[RankInfo]], None]) -> None:
-        """Report who is there, whenever that changes, until cancelled."""
-        ...
-
-    async def stop(self) -> None:
-        """Stop what was started, however far ``start`` came."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +70,10 @@ async def serve(config: ClusterConfig, say: Say) -> None:
     folder = model_store.resolve(config.model.source, say)
     for warning in preflight.check(config, folder):
         say(f"warning: {warning}")
-    spec = read_spec(folder)
-    specs = rank_specs(config, folder, spec.context_len, cpu())
-    async with (
-        ranks(config, specs, say) as (infos, watch),
-        router(config, folder, spec, infos) as parts,
-        task_group() as tasks,
-    ):
-        watcher = tasks.create_task(watch(parts.replicas))
-        if problem := await _first_problem(parts.replicas, parts.selftest):
-            raise PreflightError(f"the ranks started but do not serve: {problem}")
+    plan = Plan(config, folder, read_spec(folder), cpu())
+    async with router(plan) as parts, ranks(plan, parts, say) as supervisor:
+        add_operations(parts.app, operations(plan, supervisor))
+        await supervisor.all_serving()
         say(f"self-test passed after {RealClock().now() - started:.1f} s")
         await listen(
             config.router,
@@ -103,8 +82,54 @@ async def serve(config: ClusterConfig, say: Say) -> None:
             lambda *ports: say(banner(config, *ports)),
             stop_signals(),
         )
-        watcher.cancel()
     say("stopped")
+
+
+@asynccontextmanager
+async def ranks(plan: Plan, parts: Router, say: Say) -> AsyncIterator[Supervisor]:
+    """Start every rank and keep it serving; stop them all at the end."""
+    local = plan.config.cluster.runtime == "local"
+    names = ", ".join(f"{s.rank} ({s.group.threads} threads)" for s in plan.ranks())
+    say(f"starting {'in this process' if local else 'on Ray'}: {names}")
+    hooks = Hooks(parts.replicas.update, parts.selftest.through, parts.replicas.idle)
+    launcher = _launcher(plan.config)
+    supervisor = Supervisor(launcher, plan.rank, hooks, RealClock(), plan.desired)
+    try:
+        await launcher.open()
+        async with task_group() as tasks:
+            running = tasks.create_task(supervisor.run())
+            try:
+                yield supervisor
+            finally:
+                say("stopping ranks")
+                parts.replicas.update(())  # their sessions end by our hand, not by loss
+                running.cancel()
+    finally:
+        await launcher.close()
+
+
+def operations(plan: Plan, supervisor: Supervisor) -> Operations:
+    """What the admin endpoints do."""
+
+    def scale(replicas: Mapping[str, int]) -> dict[str, int]:
+        supervisor.scale(replicas)
+        return supervisor.desired
+
+    def drain(rank: str) -> None:
+        try:
+            supervisor.drain(RankId.parse(rank))
+        except ValueError:
+            raise RequestError(
+                f"{rank!r} is not a rank: give group/replica, e.g. decode/1", param="rank"
+            ) from None
+
+    def members() -> dict[str, Any]:  # opaque: JSON
+        return {
+            "model": msgspec.to_builtins(plan.config.model),
+            "members": msgspec.to_builtins(supervisor.members),
+        }
+
+    return Operations(scale=scale, drain=drain, members=members)
 
 
 @asynccontextmanager
@@ -120,57 +145,23 @@ async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
         raise mendable.exceptions[0] from errors
 
 
-async def _first_problem(replicas: Replicas, selftest: SelfTest) -> str:
-    """Wait for the sessions, then test; the problem in words, or nothing."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(10):
-            while not replicas.complete:
-                await replicas.change().wait()
-    return (await selftest.ready()).reason
-
-
-@asynccontextmanager
-async def ranks(
-    config: ClusterConfig, specs: Sequence[RankSpec], say: Say
-) -> AsyncIterator[tuple[list[RankInfo], Watch]]:
-    """Start every rank, and stop it at the end. Yields their infos and the watcher of members."""
-    names = ", ".join(f"{s.rank} ({s.group.threads} threads)" for s in specs)
-    say(f"starting {'in this process' if _local(config) else 'on Ray'}: {names}")
-    cluster = _cluster(config)
-    try:
-        infos = await cluster.start(specs)
-
-        async def watch(replicas: Replicas) -> None:
-            await cluster.watch(lambda there: replicas.update(map(_member, there)))
-
-        yield infos, watch
-    finally:
-        say("stopping ranks")
-        await cluster.stop()
-
-
-def _local(config: ClusterConfig) -> bool:
-    return config.cluster.runtime == "local"
-
-
-def _cluster(config: ClusterConfig) -> Cluster:
+def _launcher(config: ClusterConfig) -> Launcher:
     """Imports the one that is asked for: torch and Ray take seconds."""
-    if _local(config):
-        from cluster.local import LocalCluster
+    if config.cluster.runtime == "local":
+        from cluster.local import LocalLauncher
 
-        return LocalCluster()
+        return LocalLauncher()
     env.set_default("RAY_DEDUP_LOGS_SKIP_REGEX", HARMLESS)
-    from cluster.ray_cluster import RayCluster
+    env.set_default("GRPC_VERBOSITY", "ERROR")  # Ray forks beside our gRPC threads, harmlessly
+    from cluster.ray_cluster import RayLauncher
 
-    return RayCluster(config.cluster)
+    return RayLauncher(config.cluster)
 
 
 @asynccontextmanager
-async def router(
-    config: ClusterConfig, folder: Path, spec: ModelSpec, infos: Sequence[RankInfo]
-) -> AsyncIterator[Router]:
+async def router(plan: Plan) -> AsyncIterator[Router]:
     """The front door over sessions that follow ``Replicas.update``."""
-    clock, sink, settings = RealClock(), PrometheusSink(), config.router
+    clock, sink, settings = RealClock(), PrometheusSink(), plan.config.router
     pace = SessionPace(rank_timeout_s=settings.rank_timeout_s)
     replicas = Replicas(Connector(secrets.token_hex(8), pace))
     context = PolicyContext(settings.cache_aware, clock, sink)
@@ -178,23 +169,29 @@ async def router(
     limits = DispatchLimits(reroute_wait_s=settings.reroute_wait_s)
     dispatcher = Dispatcher(replicas, policies.prefill, policies.decode, limits=limits, sink=sink)
     model = ServedModel(
-        name=served_name(config),
-        aliases=config.model.aliases,
-        context_len=min(info.context_len for info in infos),
-        vocab_size=spec.vocab,
-        eos_token_ids=frozenset(spec.eos_token_ids),
+        name=served_name(plan.config),
+        aliases=plan.config.model.aliases,
+        context_len=plan.context_len,
+        vocab_size=plan.model.vocab,
+        eos_token_ids=frozenset(plan.model.eos_token_ids),
         created=int(clock.epoch()),
     )
     door = FrontDoor(
         dispatcher,
-        TOKENIZERS.load(settings.tokenizer)(folder),
-        open_template(folder, clock),
+        TOKENIZERS.load(settings.tokenizer)(plan.folder),
+        open_template(plan.folder, clock),
         model,
         admission=Admission(settings.queue_limit, clock),
         sink=sink,
         clock=clock,
     )
-    selftest = SelfTest(replicas, dispatcher)
+
+    def through(routes: Routes) -> Dispatcher:
+        turns = POLICIES.load("round_robin")(context)
+        once = DispatchLimits(reroute_wait_s=limits.reroute_wait_s, max_reroutes=0)
+        return Dispatcher(routes, turns.prefill, turns.decode, limits=once)
+
+    selftest = SelfTest(replicas, dispatcher, through)
     board = StatusBoard(model.name, replicas, selftest, sink)
     services = HttpServices(
         door=door,
@@ -215,10 +212,6 @@ async def router(
         yield Router(make_app(services), rpc, replicas, selftest)
     finally:
         await replicas.close()
-
-
-def _member(info: RankInfo) -> Member:
-    return Member(info.incarnation, info.role)
 
 
 def cpu() -> Cpu:

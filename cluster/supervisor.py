@@ -135,9 +135,9 @@ class Supervisor:
         return dict(self._desired)
 
     @property
-    def infos(self) -> tuple[RankInfo, ...]:
-        """Of the replicas that are up."""
-        return tuple(self._infos[rank] for rank in sorted(self._infos))
+    def members(self) -> tuple[Member, ...]:
+        """As last published."""
+        return self._published
 
     async def all_serving(self) -> None:
         """Wait for the first complete start. Raises OperatorError when a replica cannot start."""

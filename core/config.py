@@ -58,11 +58,11 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class DisaggConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How KV crosses from prefill to decode."""
 
-    transport: str = "mooncake"  # a name in disagg/transport/base.py
+    transport: Literal["mooncake"] = "mooncake"  # a name in disagg/transport/base.py
     protocol: Literal["tcp", "rdma"] = "tcp"  # of Mooncake
     device: str = ""  # the RDMA device; empty for TCP
     claim_timeout_s: float = 60.0  # prefill gives up on a room that no decode rank claimed
-    peer_timeout_s: float = 5.0  # a silent peer is lost after this
+    peer_timeout_s: float = 8.0  # a silent peer is lost after this
 
     def __post_init__(self) -> None:
         _require(self.claim_timeout_s > 0, "claim_timeout_s must be positive")
@@ -94,7 +94,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tokenizer: str = "hf"  # a name in router/text/tokenizer.py
     queue_limit: int = 512  # live choices of all requests; more get 429 with Retry-After
     body_limit_mib: int = 16  # a larger request body gets 413
-    rank_timeout_s: float = 5.0  # a silent rank is lost after this
+    rank_timeout_s: float = 8.0  # a silent rank is lost after this
     reroute_wait_s: float = 15.0  # how long a stream without a complete route waits for one
 
     def __post_init__(self) -> None:
@@ -153,14 +153,16 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that one rank's process needs to start, made by cluster/plan.py."""
+    """All that one rank's process needs to start, made by cluster/plan.py.
+
+    Nothing in it is left to "auto" but the attention backend, which depends on the device."""
 
     rank: RankId
     role: Role
     folder: str  # of the model
     served_name: str
     dtype: Literal["bfloat16", "float32"]
-    context_len: int  # upper bound; a small KV pool may lower it
+    context_len: int  # tokens of one request
     host: str  # what to bind and announce
     group: GroupConfig
     disagg: DisaggConfig

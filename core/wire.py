@@ -64,6 +64,13 @@ class RankId(msgspec.Struct, frozen=True, kw_only=True, order=True):
     def __str__(self) -> str:
         return f"{self.group}/{self.replica}/{self.rank}"
 
+    @classmethod
+    def parse(cls, text: str) -> RankId:
+        """The inverse of ``str``; "group/replica" means rank 0. Raises ValueError."""
+        group, replica, *rest = text.split("/")
+        (rank,) = rest or ["0"]
+        return cls(group=group, replica=int(replica), rank=int(rank))
+
 
 class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     """One life of a rank's process. A restarted rank is another incarnation, on another port."""
@@ -191,6 +198,11 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     retractions: int = 0
     kv_bytes_sent: int = 0
     kv_bytes_received: int = 0
+
+    @property
+    def idle(self) -> bool:
+        """No request is in any state."""
+        return not (self.waiting_requests or self.running_requests or self.handoff_requests)
 
 
 class RankInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,10 +38,6 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
     room: int
 
 
-class Alive(msgspec.Struct, frozen=True, kw_only=True, tag="alive"):
-    """Either way: a sign of life on an idle link. Both ends ignore it beyond having read it."""
-
-
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """Prefill to decode: all KV is in your pages; nothing more comes."""
 
@@ -69,8 +65,8 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     quiet: bool
 
 
-ToPrefill = Announcement | Cancel | Alive
-ToDecode = Done | Quiet | Refused | Alive
+ToPrefill = Announcement | Cancel
+ToDecode = Done | Quiet | Refused
 
 
 def to_prefill_codec() -> Codec[ToPrefill]:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from core.errors import RankLost
-from core.wire import TokenChunk, TokenRequest
+from core.wire import FinishReason, TokenChunk, TokenRequest
 from router.replicas import Replica
 
 
@@ -31,7 +31,11 @@ class Ended:
 
 
 class Legs:
-    """Submits one request to each replica of an attempt; leaving the context aborts what runs."""
+    """Submits one request to each replica of an attempt; leaving the context aborts what runs.
+
+    A prefill leg that has said all holds its KV until the other leg takes it: where that leg has
+    not come to a good end it is aborted too.
+    """
 
     def __init__(self, replicas: tuple[Replica, ...], request: TokenRequest) -> None:
         self._replicas = replicas
@@ -39,6 +43,8 @@ class Legs:
         self._events: asyncio.Queue[Arrived | Ended] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._open = len(replicas)
+        self._handed_over: list[Replica] = []  # legs that ended and left the rest to the other
+        self._finished = False
 
     @property
     def running(self) -> bool:
@@ -66,15 +72,22 @@ class Legs:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not self._finished:
+            for leg in self._handed_over:
+                leg.client.abort(self._request.rid)
 
     async def _pump(self, leg: Replica) -> None:
-        last = False
+        finish, last = None, False
         async with aclosing(leg.client.stream(self._request)) as chunks:
             async for chunk in chunks:
-                last = chunk.last or chunk.finish is not None
+                finish = chunk.finish
+                last = chunk.last or finish is not None
+                self._finished |= finish not in {None, FinishReason.ERROR}
                 self._events.put_nowait(Arrived(leg, chunk))
         if not last:
             raise RankLost(f"{leg.client.incarnation} ended the stream without a reason")
+        if finish is None:
+            self._handed_over.append(leg)
 
     def _ended(self, leg: Replica, task: asyncio.Task[None]) -> None:
         if not task.cancelled():

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from core.errors import AntiphonError
+from core.errors import AntiphonError, RankLost
 from core.ports import WorkerClient
 from core.wire import Incarnation, LoadReport, RankId, Role
 
 log = logging.getLogger(__name__)
+
+IDLE_POLL_S = 0.2
 
 
 class MemberState(StrEnum):
@@ -167,6 +169,18 @@ class Replicas:
             for rank, r in self._up.items()
             if r.role is role and r.client.alive and self._members[rank].state is state
         ]
+
+    async def idle(self, rank: RankId) -> None:
+        """Wait until a rank has no request left, of this router or of others; or is gone."""
+        while (replica := self._up.get(rank)) is not None:
+            if not replica.outstanding_requests:
+                try:
+                    load = (await replica.client.status()).load
+                except RankLost:
+                    return
+                if load.idle:
+                    return
+            await asyncio.sleep(IDLE_POLL_S)
 
     def members(self) -> list[tuple[Member, Replica | None]]:
         """Every announced member and its session, None while there is none; for status pages."""

@@ -190,15 +190,17 @@ def _qwen_moe(config: ConfigJson) -> MoeSpec:
 
 
 def _deepseek_v2_moe(config: ConfigJson) -> MoeSpec | None:
-    return _deepseek_moe(config, "greedy", norm_topk=False)
+    return _deepseek_moe(config, "greedy", norm_topk=False, scaling=1.0)
 
 
 def _deepseek_v3_moe(config: ConfigJson) -> MoeSpec | None:
-    return _deepseek_moe(config, "noaux_tc", norm_topk=True)
+    return _deepseek_moe(config, "noaux_tc", norm_topk=True, scaling=2.5)
 
 
-def _deepseek_moe(config: ConfigJson, method: str, *, norm_topk: bool) -> MoeSpec | None:
-    """``method`` and ``norm_topk`` are what the configuration means where it does not say."""
+def _deepseek_moe(
+    config: ConfigJson, method: str, *, norm_topk: bool, scaling: float
+) -> MoeSpec | None:
+    """The last three are what the configuration means where it does not say."""
     if "n_routed_experts" not in config:
         return None
     method = config.word("topk_method", method, GATE_METHODS)
@@ -229,7 +231,7 @@ def _deepseek_moe(config: ConfigJson, method: str, *, norm_topk: bool) -> MoeSpe
         groups=groups,
         topk_groups=topk_groups,
         norm_topk=config.flag("norm_topk_prob", default=norm_topk),
-        scaling=config.number("routed_scaling_factor", 1.0),
+        scaling=config.number("routed_scaling_factor", scaling),
         layers=frozenset(layer for layer in every if layer >= first),
     )
 

@@ -21,7 +21,6 @@ from worker.cache.kv_pool import KVPool
 from worker.cache.prefix_cache import PrefixCache
 from worker.checkpoint import weight_files
 from worker.engine import Engine
-from worker.memory import pool_tokens
 from worker.model_spec import ModelSpec
 from worker.models.weights import load_model
 from worker.roles.base import Role as RoleBehaviour
@@ -39,8 +38,6 @@ class Built:
     """An engine, and what its host has to know and to close."""
 
     engine: Engine
-    context_len: int
-    pages: int
     bytes_per_token: int
     transport: KVTransport | None
 
@@ -80,8 +77,7 @@ def build(
     torch.set_num_threads(spec.group.threads)
     model_spec = read_spec(Path(spec.folder))
     dtype = getattr(torch, spec.dtype)
-    pages = pool_tokens(model_spec, dtype, spec.group)
-    context_len = min(spec.context_len, pages)
+    pages, context_len = spec.group.kv_tokens, spec.context_len
     model = load_model(Path(spec.folder), model_spec, dtype, spec.group.attention)
     pool = KVPool(model_spec, pages, dtype)
     # Twice the running set: sequences that send or await KV hold rows beside those that run.
@@ -113,7 +109,7 @@ def build(
     engine = Engine(
         role, scheduler, ModelRunner(model, pool, cache.table, eos), streams, wiring.drop
     )
-    return Built(engine, context_len, pages, pool.bytes_per_token, link)
+    return Built(engine, pool.bytes_per_token, link)
 
 
 def _transport(spec: RankSpec) -> KVTransport:

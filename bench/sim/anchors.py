@@ -1,4 +1,4 @@
-"""How other routers decide, written from the description of their rules, as Policies to compare with.
+"""How other routers decide, written from the description of their rules, as Policies to compare.
 
 They get what their originals have: a view of each rank's cache that is fed by their own decisions
 and never learns what the rank has evicted.

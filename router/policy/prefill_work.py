@@ -13,6 +13,7 @@ ATTENTION_TOKENS = 65536  # context at which attention costs as much as everythi
 RUNNING_SLOWDOWN = 0.001  # of prefill, by each request that is generating in the same steps
 
 FIRST_GUESS = 1e-3  # seconds for each effective token, until the first prompt was measured
+FASTEST = 1e-7  # never 0, however coarse the clock: costs must stay comparable
 HALF_LIFE_S = 60.0  # a measurement counts half after this long
 GROUP_WEIGHT = 32768.0  # a rank's own measurements outweigh its group's after this much work
 
@@ -39,7 +40,7 @@ class Speed:
     @property
     def seconds_per_token(self) -> float:
         if self._prior is None:
-            return self._seconds / self._work if self._work else FIRST_GUESS
+            return max(FASTEST, self._seconds / self._work) if self._work else FIRST_GUESS
         prior = self._prior.seconds_per_token
         return (self._seconds + GROUP_WEIGHT * prior) / (self._work + GROUP_WEIGHT)
 

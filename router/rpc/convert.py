@@ -16,6 +16,7 @@ from router.text.request import (
     ChatPrompt,
     ChosenToken,
     Prompt,
+    PromptText,
     ServedModel,
     TextEvent,
     TextRequest,
@@ -101,15 +102,23 @@ def _request(prompt: Prompt, options: pb.GenerationOptions, timeout_s: float | N
             temperature=_set(options, "temperature", 1.0),
             top_p=_set(options, "top_p", 1.0),
             top_k=_set(options, "top_k", 0),
+            min_p=options.min_p,
+            repetition_penalty=_set(options, "repetition_penalty", 1.0),
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            logit_bias=tuple(sorted(options.logit_bias.items())),
+            min_new_tokens=options.min_tokens,
             stop_token_ids=tuple(options.stop_token_ids),
             ignore_eos=options.ignore_eos,
             logprobs=options.logprobs,
             top_logprobs=options.top_logprobs,
+            prompt_logprobs=_set(options, "prompt_logprobs", None),
         ),
         seed=_set(options, "seed", None),
         stops=tuple(options.stop),
         include_stop=options.include_stop,
         skip_special=not options.keep_special_tokens,
+        echo=options.echo,
         timeout_s=timeout_s,
     )
 
@@ -139,11 +148,12 @@ def _cut(events: Iterable[TextEvent]) -> Iterator[list[pb.ChoiceDelta]]:
     batch: list[pb.ChoiceDelta] = []
     tokens = 0
     for event in events:
-        if batch and tokens + len(event.token_ids) > MESSAGE_TOKENS:
+        size = len(event.token_ids) + (len(event.prompt.rest) if event.prompt else 0)
+        if batch and tokens + size > MESSAGE_TOKENS:
             yield batch
             batch, tokens = [], 0
         batch.append(_delta(event))
-        tokens += len(event.token_ids)
+        tokens += size
     if batch:
         yield batch
 
@@ -161,7 +171,18 @@ def _delta(event: TextEvent) -> pb.ChoiceDelta:
             delta.matched_stop = stop
         case int() as token_id:
             delta.matched_token_id = token_id
+    if event.prompt is not None:
+        delta.prompt.CopyFrom(_prompt(event.prompt))
     return delta
+
+
+def _prompt(prompt: PromptText) -> pb.PromptText:
+    return pb.PromptText(
+        text=prompt.text,
+        first_token_id=prompt.first.token_id,
+        first_data=prompt.first.data,
+        rest=map(_logprob, prompt.rest),
+    )
 
 
 def _logprob(chosen: ChosenToken) -> pb.TokenLogprob:

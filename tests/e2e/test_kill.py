@@ -86,7 +86,10 @@ async def follow(client, served, token_ids, answer, tokens):
 
 async def rest(served):
     """Return when the service is ready and every page of every rank is accounted for."""
-    await eventually(lambda: served.get("/ready").status_code == 200 and served.at_rest(), 30.0)
+    try:
+        await eventually(lambda: served.get("/ready").status_code == 200 and served.at_rest(), 30.0)
+    except TimeoutError:
+        raise AssertionError(served.get("/status").json()) from None
 
 
 @pytest.mark.parametrize("victim", ["decode", "prefill"])

@@ -45,7 +45,7 @@ def replay(policy: str, trace: list[TraceRequest]):
 def test_cache_aware_beats_taking_turns():
     trace = conversations()
     ours, turns = replay("cache_aware", trace), replay("round_robin", trace)
-    assert ours.hit_rate > turns.hit_rate + 0.2
+    assert ours.hit_rate > turns.hit_rate + 0.1
     assert ours.ttft_mean_s < 0.7 * turns.ttft_mean_s
 
 

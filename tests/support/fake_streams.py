@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from core.errors import AntiphonError
 from core.wire import (
     ErrorKind,
@@ -87,9 +89,21 @@ def says(
             chunk(i, *ids[i : i + size], finish=finish if i == cuts[-1] else None, cached=cached)
             for i in cuts
         ]
-        return [_with_logprobs(c, call.params) for c in chunks] if call.params.logprobs else chunks
+        if call.params.logprobs:
+            chunks = [_with_logprobs(c, call.params) for c in chunks]
+        return [with_scores(chunks[0], call), *chunks[1:]]
 
     return script
+
+
+def with_scores(plain: TokenChunk, call: Call) -> TokenChunk:
+    """As a worker scores a prompt: its second token has -1, the third -2, and so on."""
+    count = call.params.prompt_logprobs
+    if count is None:
+        return plain
+    top = tuple(TopLogprob(token_id=65 + i, logprob=-0.25 - i) for i in range(count))
+    scores = tuple(TokenLogprob(logprob=-float(i), top=top) for i in range(1, len(call.token_ids)))
+    return msgspec.structs.replace(plain, prompt_logprobs=scores)
 
 
 def _with_logprobs(plain: TokenChunk, params: SamplingParams) -> TokenChunk:

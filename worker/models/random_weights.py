@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -31,5 +32,5 @@ def write_random_weights(folder: Path, seed: int) -> None:
 def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     noise = torch.randn(shape, generator=generator)
     if len(shape) > 1:
-        return noise * shape[-1] ** -0.5
+        return noise / math.sqrt(shape[-1])
     return 1.0 + 0.1 * noise if name.endswith("norm.weight") else 0.1 * noise

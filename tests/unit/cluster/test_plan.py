@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from cluster.plan import Cpu, rank_specs, resolve_dtype
+from cluster.plan import Cpu, Plan, resolve_dtype
 from core.config import load
 from core.errors import ConfigError
 from core.wire import RankId, Role
+from tests.support.specs import dense
 
 FOLDER = Path("/models/tiny")
 PLAIN = Cpu(cores=8, bf16=False)
@@ -17,7 +19,12 @@ MODEL_CONTEXT = 4096
 
 
 def specs(tree: dict, cpu: Cpu = PLAIN):
-    return rank_specs(resolve_dtype(load(tree), cpu), FOLDER, MODEL_CONTEXT, cpu)
+    return plan(tree, cpu).ranks()
+
+
+def plan(tree: dict, cpu: Cpu = PLAIN, **model) -> Plan:
+    spec = msgspec.structs.replace(dense(**model), context_len=MODEL_CONTEXT)
+    return Plan(resolve_dtype(load(tree), cpu), FOLDER, spec, cpu)
 
 
 def test_one_spec_per_rank_in_the_order_of_a_request():
@@ -79,3 +86,26 @@ def test_the_name_that_clients_send():
     (by_source,) = specs({"unified": {}, "model": {"source": "owner/model"}})
     (by_name,) = specs({"unified": {}, "model": {"source": "owner/model", "served_name": "mine"}})
     assert (by_source.served_name, by_name.served_name) == ("owner/model", "mine")
+
+
+def test_the_pool_is_sized_by_tokens_or_by_memory():
+    each = plan({"unified": {"kv_memory_mib": 2}}).kv_bytes_per_token
+    (by_memory,) = specs({"unified": {"kv_memory_mib": 2}})
+    (by_tokens,) = specs({"unified": {"kv_memory_mib": 2, "kv_tokens": 77}})
+    assert by_memory.group.kv_tokens == 2 * 2**20 // each
+    assert by_tokens.group.kv_tokens == 77
+
+
+def test_a_pool_that_holds_nothing_names_the_fix():
+    with pytest.raises(ConfigError, match="kv_memory_mib=1 holds not even two tokens"):
+        plan({"unified": {"kv_memory_mib": 1}}, layers=10**6).ranks()
+
+
+def test_no_request_is_longer_than_the_smallest_pool():
+    small = plan({"prefill": {"kv_tokens": 500}, "decode": {"kv_tokens": 300}})
+    assert {s.context_len for s in small.ranks()} == {300}
+
+
+def test_a_replica_that_is_not_there_yet_has_a_spec_too():
+    grown = plan({"prefill": {}, "decode": {}}).rank(RankId(group="decode", replica=7))
+    assert (grown.role, grown.group.threads) == (Role.DECODE, 4)

@@ -22,7 +22,8 @@ async def board(fleet: Fleet, up: Callable[[Replicas], object]) -> AsyncIterator
     replicas.update(fleet.members)
     await eventually(lambda: up(replicas))
     streams = FakeStreams(lambda _: [chunk(0, 1, 2, finish=FinishReason.LENGTH)])
-    yield StatusBoard("tiny", replicas, SelfTest(replicas, streams), PrometheusSink()), replicas
+    selftest = SelfTest(replicas, streams, lambda _: streams)
+    yield StatusBoard("tiny", replicas, selftest, PrometheusSink()), replicas
     await replicas.close()
 
 

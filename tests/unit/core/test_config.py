@@ -24,6 +24,7 @@ PAIR = {"prefill": {}, "decode": {}}
         (PAIR | {"disagg": {"protocol": "smoke"}}, ["smoke", "$.disagg.protocol"]),
         (PAIR | {"disagg": {"peer_timeout_s": 0}}, ["peer_timeout_s", "$.disagg"]),
         (PAIR | {"model": {"source": ""}}, ["model.source", "$.model"]),
+        (PAIR | {"model": {"aliases": ["a", ""]}}, ["model.aliases", "$.model"]),
         (PAIR | {"cluster": {"runtime": "slurm"}}, ["slurm", "$.cluster.runtime"]),
         ({"prefill": {}}, ["both `prefill` and `decode`"]),
         ({}, ["or `unified` alone"]),

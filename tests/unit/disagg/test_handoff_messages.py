@@ -8,7 +8,6 @@ import pytest
 from core.wire import ErrorKind, pack_ids
 from disagg.geometry import PageGeometry
 from disagg.messages import (
-    Alive,
     Announcement,
     Cancel,
     Done,
@@ -32,11 +31,10 @@ TO_DECODE = (
     Done(room=5, generation=1, first_token=11),
     Quiet(room=5),
     Refused(room=5, generation=2, kind=ErrorKind.INVALID, message="why", quiet=True),
-    Alive(),
 )
 
 
-@pytest.mark.parametrize("message", [ANNOUNCEMENT, Cancel(room=5), Alive()])
+@pytest.mark.parametrize("message", [ANNOUNCEMENT, Cancel(room=5)])
 def test_what_decode_sends_survives_the_wire(message):
     codec = to_prefill_codec()
     assert codec.decode(codec.encode(message)) == message

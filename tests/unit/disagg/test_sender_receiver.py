@@ -12,7 +12,6 @@ from core.errors import EngineError, RequestError, TransferError
 from core.wire import ErrorKind, pack_ids
 from disagg.geometry import PageGeometry
 from disagg.messages import (
-    Alive,
     Announcement,
     Cancel,
     Done,
@@ -350,11 +349,10 @@ class TestReceiver:
         decode.hear(refused)
         assert decode.out == [("p", Cancel(room=9))]
 
-    def test_words_for_other_rooms_and_signs_of_life_change_nothing(self, decode):
+    def test_words_for_other_rooms_change_nothing(self, decode):
         decode.receiver.announce(1, "r", "p", 0, SLOTS)
         decode.hear(Done(room=1, generation=1, first_token=1), peer="stranger")
         decode.hear(Quiet(room=2))
-        decode.hear(Alive())
         assert decode.receiver.poll() == []
         assert decode.receiver.counts() == {"announced": 1}
 

@@ -138,6 +138,7 @@ def test_leaving_early_aborts_every_leg(leave):
                 await first
                 await stream.aclose()
                 assert clients[1].aborted == ["r.0"]
+                assert clients[0].aborted == ["r.0"], "it said all, and still holds the KV"
 
     run_tidy(main)
 
@@ -157,6 +158,7 @@ def test_a_lost_decode_rank_is_replaced_by_another_one():
             (leg,) = (leg for c in it.fleet.live if c.info.role is Role.DECODE for leg in c.legs)
             assert leg.request.route.decode.rank != busy.incarnation.rank
             assert leg.request.rid == "r.1"
+            assert it.fleet.client(Role.PREFILL).aborted == ["r.0"]
             assert len(leg.request.ids()) > leg.request.prompt_len == len(PROMPT)
             await release_all(it.fleet)
             assert tokens(await task) == reference(6)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from core.errors import Unavailable
-from core.wire import ErrorKind, FinishReason, Role
-from router.replicas import Replicas, Retry
+from core.wire import ErrorKind, FinishReason, RankId, Role
+from router.dispatch import Routes
+from router.replicas import MemberState, Replicas, Retry
 from router.selftest import PROMPT, SelfTest
 from tests.support.eventually import eventually, run_tidy
 from tests.support.fake_ranks import Fleet
@@ -35,11 +38,15 @@ def a_pair() -> Fleet:
     return fleet
 
 
+def make_selftest(replicas: Replicas, streams: FakeStreams, timeout_s: float = 10.0) -> SelfTest:
+    return SelfTest(replicas, streams, lambda _: streams, timeout_s)
+
+
 def test_two_tokens_make_a_cluster_ready_and_the_test_is_not_repeated():
     async def main() -> None:
         streams = FakeStreams(lambda _: TWO_TOKENS)
         async with sessions(a_pair()) as replicas:
-            selftest = SelfTest(replicas, streams)
+            selftest = make_selftest(replicas, streams)
             for _ in range(3):
                 readiness = await selftest.ready()
                 assert (readiness.ready, readiness.reason) == (True, "")
@@ -57,7 +64,7 @@ def test_a_change_of_sessions_asks_for_another_test():
     async def main() -> None:
         fleet, streams = a_pair(), FakeStreams(lambda _: TWO_TOKENS)
         async with sessions(fleet) as replicas:
-            selftest = SelfTest(replicas, streams)
+            selftest = make_selftest(replicas, streams)
             assert (await selftest.ready()).ready
             fleet.add(Role.DECODE, nonce="another life")
             replicas.update(fleet.members)
@@ -72,18 +79,18 @@ def test_without_a_whole_set_of_ranks_nothing_is_tried():
     async def main() -> None:
         streams = FakeStreams(lambda _: TWO_TOKENS)
         async with sessions(Fleet()) as replicas:
-            readiness = await SelfTest(replicas, streams).ready()
+            readiness = await make_selftest(replicas, streams).ready()
             assert not readiness.ready
             assert readiness.reason == "no prefill and no decode worker is there"
         fleet = Fleet()
         fleet.add(Role.DECODE)
         async with sessions(fleet) as replicas:
-            reason = (await SelfTest(replicas, streams).ready()).reason
+            reason = (await make_selftest(replicas, streams).ready()).reason
             assert reason == "no prefill worker is there"
         fleet = a_pair()
         fleet.down.add(fleet.members[0].incarnation.rank)
         async with sessions(fleet) as replicas:
-            reason = (await SelfTest(replicas, streams).ready()).reason
+            reason = (await make_selftest(replicas, streams).ready()).reason
             assert reason == "no session yet with prefill/0/0"
         assert not streams.calls
 
@@ -105,10 +112,50 @@ def test_a_failed_test_says_why_and_is_tried_again(script, reason):
         scripts = [script, TWO_TOKENS]
         streams = FakeStreams(lambda _: scripts.pop(0))
         async with sessions(a_pair()) as replicas:
-            selftest = SelfTest(replicas, streams, timeout_s=0.05)
+            selftest = make_selftest(replicas, streams, timeout_s=0.05)
             first, second = await selftest.ready(), await selftest.ready()
         assert (first.ready, first.reason) == (False, reason)
         assert second.ready
         assert all(call.closed for call in streams.calls)
+
+    run_tidy(main)
+
+
+def test_a_joining_rank_is_tested_with_a_serving_partner_and_nobody_else():
+    async def main() -> None:
+        fleet, streams = a_pair(), FakeStreams(lambda _: TWO_TOKENS)
+        joining = fleet.add(Role.DECODE, 1)
+        fleet.members[-1] = replace(joining, state=MemberState.JOINING)
+        offered: list[Routes] = []
+
+        def dispatch(routes: Routes) -> FakeStreams:
+            offered.append(routes)
+            return streams
+
+        async with sessions(fleet) as replicas:
+            selftest = SelfTest(replicas, FakeStreams(lambda _: []), dispatch)
+            assert await selftest.through(joining.incarnation.rank) == ""
+            (routes,) = offered
+            for role, replica in ((Role.PREFILL, 0), (Role.DECODE, 1)):
+                (only,) = routes.routable(role, frozenset())
+                assert only.rank == RankId(group=role.value, replica=replica)
+        assert len(streams.calls) == 1
+
+    run_tidy(main)
+
+
+def test_a_joining_rank_waits_for_a_partner():
+    async def main() -> None:
+        fleet, streams = Fleet(), FakeStreams(lambda _: [failure(ErrorKind.INTERNAL, "broken")])
+        joining = fleet.add(Role.PREFILL)
+        async with sessions(fleet) as replicas:
+            selftest = make_selftest(replicas, streams)
+            test = asyncio.create_task(selftest.through(joining.incarnation.rank))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not streams.calls
+            fleet.add(Role.DECODE)
+            replicas.update(fleet.members)
+            assert await test == "broken"
 
     run_tidy(main)

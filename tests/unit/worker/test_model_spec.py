@@ -61,7 +61,8 @@ def test_a_deepseek(tmp_path):
     assert spec.mla is not None
     assert spec.moe is not None
     assert (spec.mla.q_lora_rank, spec.mla.latent_dim, spec.head_dim) == (None, 20, 12)
-    assert (spec.moe.method, spec.moe.norm_topk, spec.rope_dim) == ("noaux_tc", True, 4)
+    assert (spec.moe.method, spec.moe.norm_topk, spec.moe.scaling) == ("noaux_tc", True, 2.5)
+    assert spec.rope_dim == 4
     assert spec.kv_numbers_per_token == 6 * 20
     assert [spec.is_moe_layer(i) for i in range(6)] == [False, False, True, False, True, False]
 
@@ -70,7 +71,7 @@ def test_a_deepseek_v2_scores_by_softmax(tmp_path):
     config = DEEPSEEK | {"architectures": ["DeepseekV2ForCausalLM"]}
     spec = read_spec(write(tmp_path, config))
     assert spec.moe is not None
-    assert (spec.moe.method, spec.moe.norm_topk) == ("greedy", False)
+    assert (spec.moe.method, spec.moe.norm_topk, spec.moe.scaling) == ("greedy", False, 1.0)
 
 
 @pytest.mark.parametrize(

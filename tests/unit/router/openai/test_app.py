@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.metrics import PrometheusSink
-from core.wire import FinishReason
+from core.wire import FinishReason, SamplingParams
 from router.readiness import Readiness
 from tests.support.doors import http_client, make_door, services
 from tests.support.eventually import run_tidy
@@ -87,12 +87,23 @@ def test_parameters_reach_the_worker():
         "ignore_eos": True,
         "logprobs": True,
         "top_logprobs": 2,
+        "min_p": 0.25,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -2,
+        "frequency_penalty": 2,
+        "logit_bias": {"65": 5, "257": -100},
+        "min_tokens": 3,
+        "prompt_logprobs": 4,
     }
 
     async def main() -> None:
         async with http_client(services(make_door(streams))) as client:
             assert (await client.post("/v1/chat/completions", json=CHAT | wanted)).is_success
-            off = {"top_k": -1, "temperature": None, "top_p": None}
+            absent = (
+                "temperature", "top_p", "min_p", "logit_bias", "min_tokens", "prompt_logprobs",
+                "repetition_penalty", "presence_penalty", "frequency_penalty", "echo", "best_of",
+            )  # fmt: skip
+            off = {"top_k": -1} | dict.fromkeys(absent)
             assert (await client.post("/v1/completions", json=TEXT | off)).is_success
 
     run_tidy(main)
@@ -102,6 +113,12 @@ def test_parameters_reach_the_worker():
     assert (chat.logprobs, chat.top_logprobs) == (True, 2)
     assert (text.max_new_tokens, text.temperature, text.top_p, text.top_k) == (16, 1.0, 1.0, 0)
     assert text.logprobs is False
+    assert (chat.min_p, chat.min_new_tokens, chat.prompt_logprobs) == (0.25, 3, 4)
+    penalties = (chat.repetition_penalty, chat.presence_penalty, chat.frequency_penalty)
+    assert penalties == (1.5, -2, 2)
+    assert chat.logit_bias == ((65, 5.0), (257, -100.0))
+    plain = SamplingParams(max_new_tokens=16, seed=1000)
+    assert text == plain
 
 
 def test_what_has_no_effect_here_is_taken():

@@ -20,13 +20,6 @@ from tests.support.http_calls import CHAT, TEXT, call, error_of, get, post, post
     [
         ("tools", [{"type": "function"}]),
         ("response_format", {"type": "json_object"}),
-        ("presence_penalty", 0.1),
-        ("frequency_penalty", -1),
-        ("repetition_penalty", 1.1),
-        ("logit_bias", {"1": 2}),
-        ("min_p", 0.1),
-        ("best_of", 2),
-        ("echo", True),
         ("suffix", "x"),
         ("tool_choice", "required"),
     ],
@@ -69,6 +62,29 @@ def test_what_is_not_served_yet_is_refused_by_name(field, value, stream):
         ("/v1/completions", TEXT | {"stop": ""}, "stop"),
         ("/v1/completions", TEXT | {"seed": 1 << 63}, "seed"),
         ("/v1/completions", TEXT | {"stop_token_ids": [-1]}, "stop_token_ids"),
+        ("/v1/completions", TEXT | {"stop_token_ids": [258]}, "stop_token_ids"),
+        ("/v1/completions", TEXT | {"min_p": 1.5}, "min_p"),
+        ("/v1/completions", TEXT | {"repetition_penalty": 0}, "repetition_penalty"),
+        ("/v1/completions", TEXT | {"presence_penalty": 2.1}, "presence_penalty"),
+        ("/v1/chat/completions", CHAT | {"frequency_penalty": -3}, "frequency_penalty"),
+        ("/v1/chat/completions", CHAT | {"frequency_penalty": "x"}, "frequency_penalty"),
+        ("/v1/chat/completions", CHAT | {"logit_bias": {"258": 1}}, "logit_bias"),
+        ("/v1/chat/completions", CHAT | {"logit_bias": {"-1": 1}}, "logit_bias"),
+        ("/v1/chat/completions", CHAT | {"logit_bias": {"1": 101}}, "logit_bias"),
+        ("/v1/chat/completions", CHAT | {"logit_bias": {"hi": 1}}, "logit_bias"),
+        ("/v1/chat/completions", CHAT | {"logit_bias": [1]}, "logit_bias"),
+        ("/v1/completions", TEXT | {"logit_bias": {str(1 << 70): 1}}, "logit_bias"),
+        ("/v1/completions", TEXT | {"min_tokens": -1}, "min_tokens"),
+        ("/v1/completions", TEXT | {"min_tokens": 17}, "min_tokens"),
+        ("/v1/chat/completions", CHAT | {"min_tokens": 1000}, "min_tokens"),
+        ("/v1/completions", TEXT | {"prompt_logprobs": 21}, "prompt_logprobs"),
+        ("/v1/chat/completions", CHAT | {"prompt_logprobs": -1}, "prompt_logprobs"),
+        ("/v1/completions", TEXT | {"max_tokens": 0}, "max_tokens"),
+        ("/v1/completions", TEXT | {"max_tokens": -1, "echo": True}, "max_tokens"),
+        ("/v1/chat/completions", CHAT | {"max_tokens": 0}, "max_tokens"),
+        ("/v1/completions", TEXT | {"best_of": 1, "n": 2}, "best_of"),
+        ("/v1/completions", TEXT | {"best_of": 0}, "best_of"),
+        ("/v1/completions", TEXT | {"best_of": 129}, "best_of"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -76,6 +92,25 @@ def test_a_wrong_body_is_400_and_names_the_field(path, body, param, stream):
     error = error_of(post(path, body | {"stream": stream}), 400)
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", TEXT | {"best_of": 3, "n": 2}, "best_of"),
+        ("/v1/completions", TEXT | {"prompt_logprobs": 0}, "prompt_logprobs"),
+        ("/v1/chat/completions", CHAT | {"prompt_logprobs": 1}, "prompt_logprobs"),
+    ],
+)
+def test_what_cannot_be_streamed_is_refused_there_alone(path, body, param):
+    assert error_of(post(path, body | {"stream": True}), 400)["param"] == param
+    assert post(path, body).is_success
+
+
+@pytest.mark.parametrize(("field", "value"), [("echo", True), ("best_of", 2)])
+def test_what_only_completions_have_is_refused_in_a_chat(field, value):
+    error = error_of(post("/v1/chat/completions", CHAT | {field: value}), 400)
+    assert (error["param"], error["code"]) == (field, "unsupported_parameter")
 
 
 @pytest.mark.parametrize("content", [b"{", b"", b"[]", b'"x"', b"\xff"])

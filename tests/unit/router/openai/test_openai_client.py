@@ -64,6 +64,52 @@ def test_completions_and_models():
     run(use)
 
 
+def test_sampling_parameters_and_several_choices_of_one_prompt():
+    async def use(client: openai.AsyncOpenAI) -> None:
+        answer = await client.chat.completions.create(
+            **ASKED,
+            n=3,
+            presence_penalty=0.5,
+            frequency_penalty=-0.5,
+            logit_bias={"65": -100},
+            extra_body={"min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 2},
+        )
+        assert [c.index for c in answer.choices] == [0, 1, 2]
+        assert answer.usage.prompt_tokens == len("<user>hi\n<assistant>")
+        assert answer.usage.prompt_tokens_details.cached_tokens == 4
+        assert answer.usage.completion_tokens == 3 * 3
+
+    run(use, says("ok", cached=4))
+
+
+def test_echo_and_best_of():
+    async def use(client: openai.AsyncOpenAI) -> None:
+        answer = await client.completions.create(
+            model="owner/tiny", prompt="ab", echo=True, logprobs=2, max_tokens=0
+        )
+        logprobs = answer.choices[0].logprobs
+        assert answer.choices[0].text == "ab"
+        assert (logprobs.tokens, logprobs.text_offset) == (["a", "b"], [0, 1])
+        assert logprobs.token_logprobs == [None, -1.0]
+        assert logprobs.top_logprobs[0] is None
+        assert answer.usage.completion_tokens == 0
+        best = await client.completions.create(
+            model="owner/tiny", prompt="ab", n=2, best_of=3, echo=True
+        )
+        assert [c.text for c in best.choices] == ["abhello é"] * 2
+        assert best.usage.completion_tokens == 3 * (len("hello é".encode()) + 1)
+        scored = await client.chat.completions.create(**ASKED, extra_body={"prompt_logprobs": 1})
+        assert scored.prompt_logprobs[0] is None
+        assert scored.prompt_logprobs[1]["65"]["decoded_token"] == "A"
+        stream = await client.completions.create(
+            model="owner/tiny", prompt="ab", echo=True, stream=True
+        )
+        texts = [chunk.choices[0].text async for chunk in stream]
+        assert (texts[0], "".join(texts)) == ("ab", "abhello é")
+
+    run(use)
+
+
 def test_errors_have_their_class():
     async def use(client: openai.AsyncOpenAI) -> None:
         with pytest.raises(openai.NotFoundError) as missing:

@@ -9,7 +9,14 @@ import pytest
 from core.wire import FinishReason
 from router.rpc import convert
 from router.rpc.gen import antiphon_pb2 as pb
-from router.text.request import TextEvent, TextUsage
+from router.text.request import (
+    ChosenToken,
+    PromptText,
+    TextEvent,
+    TextUsage,
+    Token,
+    TokenText,
+)
 from tests.support.doors import TEMPLATE
 from tests.support.fake_streams import Call, chunk, says
 from tests.support.rpc_calls import (
@@ -47,6 +54,12 @@ def test_token_ids_go_in_as_they_are_and_options_reach_the_worker():
                 stop_token_ids=[9],
                 ignore_eos=True,
                 model="owner/tiny",
+                min_p=0.1,
+                repetition_penalty=1.2,
+                presence_penalty=0.5,
+                frequency_penalty=-0.5,
+                logit_bias={65: 5, 3: -5},
+                min_tokens=2,
             ),
         )
         await all_of(client.stub.Generate(request))
@@ -57,6 +70,10 @@ def test_token_ids_go_in_as_they_are_and_options_reach_the_worker():
     params = asked.params
     assert (params.max_new_tokens, params.temperature, params.top_p) == (4, 0.7, 0.9)
     assert (params.top_k, params.seed, params.stop_token_ids) == (3, (1 << 63) - 1, (9,))
+    assert (params.min_p, params.repetition_penalty) == (0.1, 1.2)
+    assert (params.presence_penalty, params.frequency_penalty) == (0.5, -0.5)
+    assert (params.logit_bias, params.min_new_tokens) == (((3, -5.0), (65, 5.0)), 2)
+    assert params.prompt_logprobs is None
     assert params.ignore_eos
     assert not params.logprobs
 
@@ -69,6 +86,7 @@ def test_what_is_left_out_has_its_default():
     params = call(use).params
     assert (params.temperature, params.top_p, params.top_k) == (1.0, 1.0, 0)
     assert (params.max_new_tokens, params.seed) == (998, 1000)
+    assert (params.min_p, params.repetition_penalty, params.min_new_tokens) == (0, 1.0, 0)
 
 
 def test_zero_is_not_left_out():
@@ -159,6 +177,29 @@ def test_a_step_with_very_many_tokens_is_cut_into_messages():
     assert [[d.index for d in m.choices] for m in messages] == [[0], [1], [2], [3]]
     few = [TextEvent(index=i, text="x", token_ids=(1,) * 512) for i in range(4)]
     assert [len(m.choices) for m in convert.responses("r", few, TextUsage())] == [2, 2]
+
+
+def test_the_prompt_comes_back_with_the_first_delta():
+    messages = generate(asks("hé", echo=True, n=2), says("ok"))
+    for index in (0, 1):
+        first, *others = deltas_of(messages, index)
+        assert (first.prompt.text, first.prompt.first_token_id) == ("hé", ord("h"))
+        assert first.prompt.first_data == b"h"
+        assert not any(delta.HasField("prompt") for delta in others)
+    assert text_of(messages) == "ok"
+
+
+def test_a_scored_prompt_has_logprobs_for_all_tokens_but_the_first():
+    best = TokenText(token_id=66, data=b"B", logprob=-1.0)
+    rest = (ChosenToken(token_id=105, data=b"i", logprob=-2.0, top=(best,)),)
+    prompt = PromptText(first=Token(token_id=104, data=b"h"), rest=rest)
+    event = TextEvent(index=0, prompt=prompt)
+    ((delta,),) = (m.choices for m in convert.responses("r", [event], TextUsage()))
+    (scored,) = delta.prompt.rest
+    assert (scored.token.token_id, scored.token.logprob) == (105, -2.0)
+    assert [top.data for top in scored.top] == [b"B"]
+    asked = convert.generate_request(asks(prompt_logprobs=0), None)
+    assert asked.sampling.prompt_logprobs == 0
 
 
 def test_two_hundred_streams_at_once():

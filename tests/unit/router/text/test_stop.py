@@ -45,5 +45,29 @@ def test_only_the_start_of_a_stop_string_is_held_back(chunks, stops):
         assert not held or any(stop.startswith(held) for stop in stops)
 
 
+@given(chunks=st.lists(st.tuples(st.text("ab", max_size=4), st.booleans())), stops=stops_of)
+def test_an_unarmed_stop_string_does_not_end_the_text(chunks, stops):
+    matcher = StopMatcher(stops)
+    shown = ""
+    for chunk, armed in chunks:
+        shown += matcher.push(chunk, armed=armed)
+        if matcher.matched:
+            break
+    else:
+        shown += matcher.flush()
+    assert (shown, matcher.matched) == naive_unarmed(chunks, stops)
+
+
+def naive_unarmed(chunks: list[tuple[str, bool]], stops: list[str]) -> tuple[str, str | None]:
+    """As ``naive``, over the ends that count."""
+    text = "".join(chunk for chunk, _ in chunks)
+    counts = [armed for chunk, armed in chunks for _ in chunk]
+    for end in range(1, len(text) + 1):
+        found = [s for s in stops if text[:end].endswith(s)]
+        if counts[end - 1] and found:
+            return text[: end - len(max(found, key=len))], max(found, key=len)
+    return text, None
+
+
 def test_without_stop_strings_nothing_is_held():
     assert StopMatcher(()).push("abc") == "abc"

@@ -11,7 +11,6 @@ from core.config import GroupConfig
 from core.errors import ConfigError
 from tests.support import specs
 from worker.cache.kv_pool import KVPool, bytes_per_token
-from worker.memory import pool_tokens
 
 
 def test_keys_and_values():
@@ -49,21 +48,3 @@ def test_copying_regions_copies_slots(spec, dtype):
         for a, b in zip(ours, theirs, strict=True):
             assert torch.equal(a[6], b[1])
             assert not b[[0, 2, 3, 4]].any()
-
-
-def test_configured_tokens_win():
-    group = GroupConfig(kv_tokens=77, kv_memory_mib=1)
-    assert pool_tokens(specs.dense(), torch.float32, group) == 77
-
-
-def test_tokens_from_memory():
-    group = GroupConfig(kv_memory_mib=2)
-    spec = specs.dense()
-    assert pool_tokens(spec, torch.bfloat16, group) == 2 * 2**20 // bytes_per_token(
-        spec, torch.bfloat16
-    )
-
-
-def test_not_one_token_fits():
-    with pytest.raises(ConfigError, match="kv_memory_mib=1 holds not one token"):
-        pool_tokens(specs.latent(kv_lora_rank=10**6), torch.float32, GroupConfig(kv_memory_mib=1))

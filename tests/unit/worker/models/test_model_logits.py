@@ -38,7 +38,7 @@ def test_prompt_in_chunks(case, chunk):
 
 
 @settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(chunks=st.lists(st.integers(1, 40), min_size=1, max_size=6), seed=st.integers(0, 99))
 def test_prompt_in_any_chunks(case, chunks, seed):
