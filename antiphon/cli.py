@@ -6,8 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from antiphon import bench_command, model_command
-from core.errors import ConfigError, OperatorError
+from antiphon import bench_command, model_command, plan_command, words
+from core.errors import OperatorError
 
 OPERATOR_ERROR = 2
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -44,15 +44,23 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     serve = commands.add_parser("serve", help="start a cluster and serve it over HTTP")
-    serve.add_argument(
-        "words",
-        nargs="*",
-        metavar="PRESET | path=value",
-        help="a preset or a YAML file (default: cpu), then overrides such as router.port=8001",
-    )
-    serve.add_argument("--model", help="a folder, a hub name owner/model, or a built-in name")
+    words.add_arguments(serve)
     serve.add_argument("-v", "--verbose", action="store_true", help="log what happens inside")
     serve.set_defaults(run=_serve)
+
+    router = commands.add_parser("router", help="another router in front of a running cluster")
+    words.add_arguments(router)
+    router.add_argument("--join", required=True, metavar="URL", help="the cluster's own router")
+    router.add_argument("-v", "--verbose", action="store_true", help="log what happens inside")
+    router.set_defaults(run=_router)
+
+    check = commands.add_parser("check", help="check machine, model and settings; start nothing")
+    words.add_arguments(check)
+    check.set_defaults(run=plan_command.check)
+
+    plan = commands.add_parser("plan", help="which rank goes where, with how much memory")
+    words.add_arguments(plan)
+    plan.set_defaults(run=plan_command.plan)
 
     status = commands.add_parser("status", help="show groups, ranks, load, cache and KV transfers")
     status.add_argument("--url", default=DEFAULT_URL, help="the router")
@@ -85,29 +93,35 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from core import log, presets
-
-    preset, overrides = _words(args.words)
-    if args.model:
-        overrides = (*overrides, f"model.source={args.model}")
-    config = presets.read(preset, overrides)
-    log.setup("router", "INFO" if args.verbose else "WARNING")
-
     import asyncio
+
+    from core import log
+
+    config = words.read(args)
+    log.setup("router", "INFO" if args.verbose else "WARNING")
 
     from cluster.serve import serve
 
-    asyncio.run(serve(config, lambda line: print(line, flush=True)))
+    asyncio.run(serve(config, _say))
     return 0
 
 
-def _words(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """Split ``[preset] path=value ...``."""
-    overrides = tuple(w for w in words if "=" in w)
-    named = [w for w in words if "=" not in w]
-    if len(named) > 1:
-        raise ConfigError(f"give one preset, not {' and '.join(named)}")
-    return (named[0] if named else "cpu"), overrides
+def _router(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from core import log
+
+    config = words.read(args)
+    log.setup("router", "INFO" if args.verbose else "WARNING")
+
+    from cluster.join import join
+
+    asyncio.run(join(config, args.join, _say))
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _status(args: argparse.Namespace) -> int:

@@ -12,10 +12,12 @@ from cluster import model_store
 from core.config import ClusterConfig, GroupConfig, RankSpec
 from core.errors import ConfigError
 from core.wire import RankId, Role
+from router.text.request import ServedModel
+from worker.checkpoint import declared_bytes
 from worker.model_spec import ModelSpec
 
 MIB: Final = 2**20
-ELEMENT_BYTES: Final = {"bfloat16": 2, "float32": 4}
+ELEMENT_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,20 @@ class Plan:
         pools = [self._kv_tokens(group) for group in self.config.groups.values()]
         return min(self.config.model.context_len or self.model.context_len, *pools)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of one rank, in the dtype it computes with."""
+        stored = declared_bytes(self.folder)
+        return stored * ELEMENT_BYTES[self.dtype] // ELEMENT_BYTES[self.model.dtype]
+
+    @property
+    def place(self) -> str:
+        """Where ranks run, in words."""
+        runtime = self.config.cluster
+        if runtime.runtime == "local":
+            return "this process"
+        return "this machine" if runtime.address == "local" else f"Ray at {runtime.address}"
+
     def rank(self, rank: RankId) -> RankSpec:
         """The spec of one rank; its group is a role's name."""
         role = Role(rank.group)
@@ -106,6 +122,18 @@ class Plan:
                 f" {self.kv_bytes_per_token} bytes: raise it, or set kv_tokens"
             )
         return tokens
+
+
+def served_model(plan: Plan, created: int) -> ServedModel:
+    """What the front door must know; ``created`` in epoch seconds."""
+    return ServedModel(
+        name=served_name(plan.config),
+        aliases=plan.config.model.aliases,
+        context_len=plan.context_len,
+        vocab_size=plan.model.vocab,
+        eos_token_ids=frozenset(plan.model.eos_token_ids),
+        created=created,
+    )
 
 
 def served_name(config: ClusterConfig) -> str:

@@ -4,58 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
 
 from cluster import model_store, preflight
 from cluster.fronts import banner, listen, stop_signals
-from cluster.plan import Cpu, Plan, resolve_dtype, served_name
-from cluster.status import StatusBoard
+from cluster.join import Announced
+from cluster.plan import Cpu, Plan, resolve_dtype, served_model
+from cluster.routing import Router, router
 from cluster.supervisor import Hooks, Launcher, Supervisor
 from core import env
 from core.clock import RealClock
 from core.config import ClusterConfig
 from core.errors import OperatorError, RequestError
-from core.metrics import PrometheusSink
-from core.rpc.client import Connector, SessionPace
 from core.wire import RankId
 from router.admin import Operations, add_operations
-from router.admission import Admission
-from router.dispatch import Dispatcher, DispatchLimits, Routes
-from router.frontdoor import FrontDoor
-from router.openai.app import HttpServices, make_app
-from router.policy.base import POLICIES, PolicyContext
-from router.replicas import Replicas
-from router.rpc.server import RpcFront, RpcServices
-from router.selftest import SelfTest
-from router.text.chat import open_template
-from router.text.request import ServedModel
-from router.text.tokenizer import TOKENIZERS
 from worker.architectures import read_spec
 
 Say = Callable[[str], None]
 
 # Mooncake logs one error and one warning whenever an engine starts, about nothing
 HARMLESS = "Local segment descriptor not found|Logging before InitGoogleLogging"
-
-
-@dataclass(frozen=True, slots=True)
-class Router:
-    """The parts of a router that ``serve`` runs."""
-
-    app: FastAPI
-    rpc: RpcFront | None  # None: switched off
-    replicas: Replicas
-    selftest: SelfTest
 
 
 async def serve(config: ClusterConfig, say: Say) -> None:
@@ -71,7 +45,11 @@ async def serve(config: ClusterConfig, say: Say) -> None:
     for warning in preflight.check(config, folder):
         say(f"warning: {warning}")
     plan = Plan(config, folder, read_spec(folder), cpu())
-    async with router(plan) as parts, ranks(plan, parts, say) as supervisor:
+    model = served_model(plan, int(RealClock().epoch()))
+    async with (
+        router(config.router, model, folder) as parts,
+        ranks(plan, parts, say) as supervisor,
+    ):
         add_operations(parts.app, operations(plan, supervisor))
         await supervisor.all_serving()
         say(f"self-test passed after {RealClock().now() - started:.1f} s")
@@ -124,10 +102,11 @@ def operations(plan: Plan, supervisor: Supervisor) -> Operations:
             ) from None
 
     def members() -> dict[str, Any]:  # opaque: JSON
-        return {
-            "model": msgspec.to_builtins(plan.config.model),
-            "members": msgspec.to_builtins(supervisor.members),
-        }
+        announced = Announced(
+            model=plan.config.model, context_len=plan.context_len, members=supervisor.members
+        )
+        body: dict[str, Any] = msgspec.to_builtins(announced)
+        return body
 
     return Operations(scale=scale, drain=drain, members=members)
 
@@ -156,62 +135,6 @@ def _launcher(config: ClusterConfig) -> Launcher:
     from cluster.ray_cluster import RayLauncher
 
     return RayLauncher(config.cluster)
-
-
-@asynccontextmanager
-async def router(plan: Plan) -> AsyncIterator[Router]:
-    """The front door over sessions that follow ``Replicas.update``."""
-    clock, sink, settings = RealClock(), PrometheusSink(), plan.config.router
-    pace = SessionPace(rank_timeout_s=settings.rank_timeout_s)
-    replicas = Replicas(Connector(secrets.token_hex(8), pace))
-    context = PolicyContext(settings.cache_aware, clock, sink)
-    policies = POLICIES.load(settings.policy)(context)
-    limits = DispatchLimits(reroute_wait_s=settings.reroute_wait_s)
-    dispatcher = Dispatcher(replicas, policies.prefill, policies.decode, limits=limits, sink=sink)
-    model = ServedModel(
-        name=served_name(plan.config),
-        aliases=plan.config.model.aliases,
-        context_len=plan.context_len,
-        vocab_size=plan.model.vocab,
-        eos_token_ids=frozenset(plan.model.eos_token_ids),
-        created=int(clock.epoch()),
-    )
-    door = FrontDoor(
-        dispatcher,
-        TOKENIZERS.load(settings.tokenizer)(plan.folder),
-        open_template(plan.folder, clock),
-        model,
-        admission=Admission(settings.queue_limit, clock),
-        sink=sink,
-        clock=clock,
-    )
-
-    def through(routes: Routes) -> Dispatcher:
-        turns = POLICIES.load("round_robin")(context)
-        once = DispatchLimits(reroute_wait_s=limits.reroute_wait_s, max_reroutes=0)
-        return Dispatcher(routes, turns.prefill, turns.decode, limits=once)
-
-    selftest = SelfTest(replicas, dispatcher, through)
-    board = StatusBoard(model.name, replicas, selftest, sink)
-    services = HttpServices(
-        door=door,
-        ready=selftest.ready,
-        status=board.status,
-        metrics=board.metrics,
-        version=version("antiphon"),
-        body_limit_mib=settings.body_limit_mib,
-    )
-    rpc_services = RpcServices(
-        door=door,
-        ready=selftest.ready,
-        members=replicas.members,
-        body_limit_mib=settings.body_limit_mib,
-    )
-    rpc = RpcFront(rpc_services) if settings.grpc else None
-    try:
-        yield Router(make_app(services), rpc, replicas, selftest)
-    finally:
-        await replicas.close()
 
 
 def cpu() -> Cpu:

@@ -15,8 +15,13 @@ from core.errors import ModelError
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
+class _Totals(msgspec.Struct, frozen=True):
+    total_size: int = 0  # bytes of all tensors
+
+
 class _Index(msgspec.Struct, frozen=True):
     weight_map: dict[str, str]  # tensor -> file name
+    metadata: _Totals = _Totals()
 
 
 class TensorHeader(msgspec.Struct, frozen=True):
@@ -62,6 +67,22 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 def weight_bytes(folder: Path) -> int:
     """Size of all weights on disk. Raises ModelError as ``weight_files`` does."""
     return sum(file.stat().st_size for file in weight_files(folder))
+
+
+def declared_bytes(folder: Path) -> int:
+    """Size of all weights: what the index says, where it does, without the files themselves.
+
+    Raises ModelError where there is neither an index with a total nor the files.
+    """
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            total = msgspec.json.decode(index.read_bytes(), type=_Index).metadata.total_size
+        except msgspec.DecodeError as error:
+            raise ModelError(f"{index} is not a safetensors index: {error}") from error
+        if total:
+            return total
+    return weight_bytes(folder)
 
 
 def read_header(file: Path) -> dict[str, TensorHeader]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -63,7 +64,7 @@ def load(client, served, tokens=TOKENS):
 
 
 def prompt(index, length=40):
-    return [100 + 37 * index + 5 * i % 1900 for i in range(length)]
+    return [100 + (37 * index + 5 * i) % 3900 for i in range(length)]
 
 
 async def follow(client, served, token_ids, answer, tokens):
@@ -93,7 +94,7 @@ async def rest(served):
 
 
 @pytest.mark.parametrize("victim", ["decode", "prefill"])
-def test_a_killed_rank_comes_back_and_no_stream_hangs(moe, undisturbed, victim, record_property):
+def test_a_killed_rank_comes_back_and_no_stream_hangs(moe, undisturbed, victim):
     async def scenario():
         clock = RealClock()
         before = moe.rank(victim)["info"]
@@ -111,7 +112,7 @@ def test_a_killed_rank_comes_back_and_no_stream_hangs(moe, undisturbed, victim, 
         return before, answers, fresh, took
 
     before, answers, fresh, took = asyncio.run(scenario())
-    record_property("recovery_s", f"{took:.1f}")
+    sys.stderr.write(f"a new request was answered {took:.1f} s after the {victim} rank died\n")
     assert fresh.end == "length", fresh
     assert took < RECOVERY_S
     assert moe.rank(victim)["info"]["incarnation"] != before["incarnation"]
@@ -134,7 +135,7 @@ def test_streams_that_their_callers_leave_give_everything_back(moe):
 
 
 def test_callers_that_leave_before_the_first_token_give_everything_back(moe):
-    """Long prompts, so that some are being computed and the others still wait."""
+    """Long prompts: one is being computed while the others wait."""
 
     async def scenario():
         async with moe.async_client() as client:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -104,15 +104,15 @@ class Served:
         """Send the signal; the exit code, once nothing of the session is left."""
         self.process.send_signal(number)
         code = self.process.wait(timeout_s)
-        self.gone()
+        self.gone(self.processes)
         return code
 
-    def gone(self, timeout_s: float = 20.0) -> None:
-        """Return when no process of the session is left; fail when one stays."""
+    def gone(self, processes: Callable[[], list[str]], timeout_s: float = 20.0) -> None:
+        """Return when ``processes`` finds none; fail when one stays."""
         try:
-            asyncio.run(eventually(lambda: not self.processes(), timeout_s))
+            asyncio.run(eventually(lambda: not processes(), timeout_s))
         except TimeoutError:
-            raise AssertionError(f"left behind: {self.processes()}") from None
+            raise AssertionError(f"left behind: {processes()}") from None
 
     def close(self) -> None:
         """End what a failed test left, by force."""

@@ -123,6 +123,7 @@ def test_prefill_work_is_gone_with_the_first_token_and_before_that_shrinks_with_
 
 def test_generating_requests_make_a_rank_a_little_dearer():
     room = Room()
+    room.serve(prompt(8), B)  # on a tie the emptier rank, A, would win
     for seed in range(3):
         room.send(prompt(seed, 20), only=A)[1].started(0)
     assert room.send(prompt(9, 20))[0] == B
@@ -130,14 +131,19 @@ def test_generating_requests_make_a_rank_a_little_dearer():
 
 def test_a_cold_prompt_goes_where_it_evicts_least():
     room = Room(capacity=2048)
-    room.serve(prompt(1, 2048), A)
+    room.serve(prompt(1, 1536), A)
     room.serve(prompt(2, 1024), B)
-    assert room.send(prompt(3, 1024))[0] == B
-    young = Room(capacity=2048)
-    young.serve(prompt(1, 2048), A)
-    young.clock.advance(600.0)
-    young.serve(prompt(2, 2048), B)
-    assert young.send(prompt(3, 1024))[0] == A  # what A loses has not been used for long
+    room.send(prompt(3, 16), only=B)  # a little work, but all of a new prompt fits
+    assert room.send(prompt(4, 1024))[0] == B
+
+
+def test_what_has_not_been_used_for_long_is_evicted_first():
+    room = Room(capacity=2048)
+    room.serve(prompt(1, 2048), B)
+    room.clock.advance(600.0)
+    room.serve(prompt(2, 2048), A)
+    room.send(prompt(3, 16), only=B)
+    assert room.send(prompt(4, 1024))[0] == B
 
 
 def test_without_a_price_of_eviction_only_work_counts():

@@ -1,0 +1,90 @@
+"""The parts of one router, put together: sessions, policy, front door, fronts."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from cluster.status import StatusBoard
+from core.clock import RealClock
+from core.config import RouterConfig
+from core.metrics import PrometheusSink
+from core.rpc.client import Connector, SessionPace
+from router.admission import Admission
+from router.dispatch import Dispatcher, DispatchLimits, Routes
+from router.frontdoor import FrontDoor
+from router.openai.app import HttpServices, make_app
+from router.policy.base import POLICIES, PolicyContext
+from router.replicas import Replicas
+from router.rpc.server import RpcFront, RpcServices
+from router.selftest import SelfTest
+from router.text.chat import open_template
+from router.text.request import ServedModel
+from router.text.tokenizer import TOKENIZERS
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The parts of a router that ``serve`` runs."""
+
+    app: FastAPI
+    rpc: RpcFront | None  # None: switched off
+    replicas: Replicas
+    selftest: SelfTest
+
+
+@asynccontextmanager
+async def router(settings: RouterConfig, model: ServedModel, folder: Path) -> AsyncIterator[Router]:
+    """The front door over sessions that follow ``Replicas.update``.
+
+    ``folder`` has the model's tokenizer and chat template.
+    """
+    clock, sink = RealClock(), PrometheusSink()
+    pace = SessionPace(rank_timeout_s=settings.rank_timeout_s)
+    replicas = Replicas(Connector(secrets.token_hex(8), pace))
+    context = PolicyContext(settings.cache_aware, clock, sink)
+    policies = POLICIES.load(settings.policy)(context)
+    limits = DispatchLimits(reroute_wait_s=settings.reroute_wait_s)
+    dispatcher = Dispatcher(replicas, policies.prefill, policies.decode, limits=limits, sink=sink)
+    door = FrontDoor(
+        dispatcher,
+        TOKENIZERS.load(settings.tokenizer)(folder),
+        open_template(folder, clock),
+        model,
+        admission=Admission(settings.queue_limit, clock),
+        sink=sink,
+        clock=clock,
+    )
+
+    def through(routes: Routes) -> Dispatcher:
+        turns = POLICIES.load("round_robin")(context)
+        once = DispatchLimits(reroute_wait_s=limits.reroute_wait_s, max_reroutes=0)
+        return Dispatcher(routes, turns.prefill, turns.decode, limits=once)
+
+    selftest = SelfTest(replicas, dispatcher, through)
+    board = StatusBoard(model.name, replicas, selftest, sink)
+    services = HttpServices(
+        door=door,
+        ready=selftest.ready,
+        status=board.status,
+        metrics=board.metrics,
+        version=version("antiphon"),
+        body_limit_mib=settings.body_limit_mib,
+    )
+    rpc_services = RpcServices(
+        door=door,
+        ready=selftest.ready,
+        members=replicas.members,
+        body_limit_mib=settings.body_limit_mib,
+    )
+    rpc = RpcFront(rpc_services) if settings.grpc else None
+    try:
+        yield Router(make_app(services), rpc, replicas, selftest)
+    finally:
+        await replicas.close()
