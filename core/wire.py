@@ -124,6 +124,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_len: int  # tokens of the prompt; output offset of the first new token is the rest
     params: SamplingParams
     route: Route
+    cache_salt: str = ""  # requests share cached KV only where their salts are equal
 
     def ids(self) -> Int32Array:
         return unpack_ids(self.token_ids)

@@ -101,6 +101,11 @@ class Sequence:
         return self.request.route.room
 
     @property
+    def salt(self) -> str:
+        """It shares cached pages only with sequences of the same salt."""
+        return self.request.cache_salt
+
+    @property
     def params(self) -> SamplingParams:
         return self.request.params
 

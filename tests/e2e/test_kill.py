@@ -126,6 +126,7 @@ def test_streams_that_their_callers_leave_give_everything_back(moe):
         async with moe.async_client() as client:
             answers, tasks = load(client, moe, tokens=3000)
             await eventually(lambda: all(answer.text for answer in answers), 30.0)
+            assert not any(answer.end for answer in answers)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,6 +1,6 @@
 """Random arrivals, aborts, evictions and retractions against the whole engine but the model.
 
-After every step each page has exactly one place, and every finished request has the tokens that
+After every step each page has exactly one place and serves one salt, and every finished request has the tokens that
 the reference generates alone.
 """
 
@@ -13,6 +13,7 @@ from core.rpc.events import Aborted, RouterLost, Submitted
 from core.wire import FinishReason
 from tests.support.fake_runner import FakeRunner, generate
 from tests.support.requests import request
+from tests.support.salts import check_salts
 from worker.cache.prefix_cache import PrefixCache
 from worker.engine import Engine
 from worker.roles.unified import UnifiedRole
@@ -50,15 +51,18 @@ class EngineMachine(RuleBasedStateMachine):
         own=st.lists(st.integers(0, 3), min_size=1, max_size=10),
         new=st.integers(1, 12),
         router=st.sampled_from(["a", "b"]),
+        salt=st.sampled_from(["", "mine"]),
     )
-    def submit(self, stem: int, prefix: int, own: list[int], new: int, router: str) -> None:
+    def submit(
+        self, stem: int, prefix: int, own: list[int], new: int, router: str, salt: str
+    ) -> None:
         prompt = [stem * 7 + i % 5 for i in range(prefix)] + own
         rid = f"{router}{self.count}"
         self.count += 1
         new = min(new, CONTEXT - len(prompt))
         self.wanted[rid] = generate(prompt, new)
         self.got[rid] = []
-        self.engine.handle(Submitted(router, request(rid, prompt, new)))
+        self.engine.handle(Submitted(router, request(rid, prompt, new, salt=salt)))
 
     @precondition(lambda self: self.wanted)
     @rule(data=st.data())
@@ -82,6 +86,7 @@ class EngineMachine(RuleBasedStateMachine):
                     if chunk.finish is not None:
                         self.ended[chunk.rid] = chunk.finish
             self.engine.scheduler.cache.check()
+            check_salts(self.engine)
 
     @rule()
     def flush(self) -> None:

@@ -39,8 +39,8 @@ class Bench:
         self.runner = FakeRunner(self.scheduler.cache.table, self.scheduler.cache.slots.total)
         self.outputs: dict[str, list[int]] = {}
 
-    def add(self, rid: str, ids: list[int], max_new: int = 8) -> Sequence:
-        sequence = Sequence.of(request(rid, ids, max_new), "router", CONTEXT)
+    def add(self, rid: str, ids: list[int], max_new: int = 8, salt: str = "") -> Sequence:
+        sequence = Sequence.of(request(rid, ids, max_new, salt=salt), "router", CONTEXT)
         self.scheduler.add(sequence)
         return sequence
 

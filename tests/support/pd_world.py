@@ -20,6 +20,7 @@ from disagg.transport.base import MemoryRegion
 from disagg.transport.inproc import Fault, Hub, InprocTransport
 from tests.support.fake_runner import FakeRunner, generate
 from tests.support.requests import incarnation, request
+from tests.support.salts import check_salts
 from worker.cache.prefix_cache import PrefixCache
 from worker.engine import Engine
 from worker.roles.decode import DecodeRole
@@ -119,7 +120,8 @@ class PdWorld:
         count = draw.randint(1, min(10, CONTEXT - len(prompt)))
         asked = self.asked[rid] = Asked(prompt, count, draw.choice("ab"))
         route = Route(room=draw.getrandbits(63), prefill=PREFILL, decode=DECODE)
-        event = Submitted(asked.router, request(rid, prompt, count, route=route))
+        salt = draw.choice(["", "mine"])
+        event = Submitted(asked.router, request(rid, prompt, count, route=route, salt=salt))
         self.arriving += [(self.prefill, event), (self.decode, event)]
 
     def turn(self) -> None:
@@ -157,6 +159,7 @@ class PdWorld:
             for chunk in report.chunks:
                 self._heard(self.asked[chunk.rid], router, leg, chunk)
         engine.scheduler.cache.check()
+        check_salts(engine)
 
     def _heard(self, asked: Asked, router: str, leg: str, chunk: TokenChunk) -> None:
         assert router == asked.router

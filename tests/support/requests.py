@@ -18,6 +18,7 @@ def request(
     *,
     prompt_len: int | None = None,
     route: Route | None = None,
+    salt: str = "",
     **params: object,
 ) -> TokenRequest:
     one = incarnation()
@@ -27,4 +28,5 @@ def request(
         prompt_len=len(ids) if prompt_len is None else prompt_len,
         params=SamplingParams(max_new_tokens=max_new, temperature=0.0, **params),
         route=route or Route(room=abs(hash(rid)), prefill=one, decode=one),
+        cache_salt=salt,
     )

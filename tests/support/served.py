@@ -30,9 +30,9 @@ class Served:
     Its lines also go to stderr, where pytest shows those that came while a failing test ran.
     """
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, words: Sequence[str], command: str = "serve") -> None:
         self.process = subprocess.Popen(
-            [ANTIPHON, "serve", *ANY_PORTS, *words],
+            [ANTIPHON, command, *ANY_PORTS, *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -36,11 +36,11 @@ class PrefixCache:
     def begin(self, sequence: Sequence, limit: int) -> None:
         """Give the sequence a row and lock the longest cached prefix of its first ``limit`` tokens.
 
-        A sequence that samples needs the logits of its last token, so its limit is one less
+        Cached is what has its salt. A sequence that samples needs the logits of its last token, so its limit is one less
         than its length.
         """
         assert sequence.row == NO_ROW, sequence.rid
-        found = self.tree.match(sequence.ids[:limit])
+        found = self.tree.match(sequence.ids[:limit], sequence.salt)
         self.tree.lock(found.node)
         sequence.node = found.node
         sequence.row = self.table.take()
@@ -81,7 +81,7 @@ class PrefixCache:
             return
         assert sequence.node is not None
         own = self.table.read(sequence.row, 0, upto)
-        node, held = self.tree.insert(sequence.ids[:upto], own)
+        node, held = self.tree.insert(sequence.ids[:upto], own, sequence.salt)
         self.tree.lock(node)
         self.tree.unlock(sequence.node)
         twice = own[sequence.shared_len :] != held[sequence.shared_len : upto]

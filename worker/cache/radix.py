@@ -4,6 +4,9 @@ After RadixAttention (Zheng et al., "SGLang: Efficient Execution of Structured L
 Programs", 2024). One ordered map holds every unlocked node; an access touches a path from its
 deepest node up to the root, so a parent is always younger than its children, and the oldest
 unlocked node is always a leaf. Finding it is O(1), without heaps or time stamps.
+
+Every path has a salt, and paths of different salts share nothing: a node is found by its salt and
+its first token. It is one tree all the same, so the oldest leaf goes first, whosever it is.
 """
 
 from __future__ import annotations
@@ -19,18 +22,28 @@ from core.wire import Int32Array
 EMPTY: Int32Array = np.empty(0, dtype=np.int32)
 EMPTY.setflags(write=False)
 
+Key = tuple[str, int]  # salt, first token
+
 
 class Node:
     """A run of tokens below its parent. ``locks`` counts the sequences that read it or below."""
 
-    __slots__ = ("children", "locks", "parent", "slots", "tokens")
+    __slots__ = ("children", "locks", "parent", "salt", "slots", "tokens")
 
-    def __init__(self, parent: Node | None, tokens: Int32Array, slots: Int32Array) -> None:
+    def __init__(
+        self, parent: Node | None, tokens: Int32Array, slots: Int32Array, salt: str = ""
+    ) -> None:
         self.parent = parent
         self.tokens = tokens
         self.slots = slots
-        self.children: dict[int, Node] = {}
+        self.salt = salt
+        self.children: dict[Key, Node] = {}
         self.locks = 0
+
+    @property
+    def key(self) -> Key:
+        """Where its parent keeps it."""
+        return self.salt, int(self.tokens[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +76,9 @@ class RadixTree:
         self.evictable = 0  # slots held by unlocked nodes
         self.version = 0  # rises with every change of content
 
-    def match(self, ids: Int32Array) -> Match:
+    def match(self, ids: Int32Array, salt: str = "") -> Match:
         """The longest cached prefix of ``ids``; splits a node where the match ends inside it."""
-        path, length = self._walk(ids)
+        path, length = self._walk(ids, salt)
         node = path[-1]
         inside = length - sum(len(above.tokens) for above in path[:-1])
         if inside < len(node.tokens):
@@ -74,24 +87,24 @@ class RadixTree:
         self._touch(node)
         return Match(node, np.concatenate(slots) if slots else EMPTY)
 
-    def peek(self, ids: Int32Array) -> int:
+    def peek(self, ids: Int32Array, salt: str = "") -> int:
         """Length of the longest cached prefix, without touching or splitting anything."""
-        return self._walk(ids)[1]
+        return self._walk(ids, salt)[1]
 
-    def insert(self, ids: Int32Array, slots: Int32Array) -> tuple[Node, Int32Array]:
+    def insert(self, ids: Int32Array, slots: Int32Array, salt: str = "") -> tuple[Node, Int32Array]:
         """Add a path. Returns its deepest node and the tree's slots for all of ``ids``.
 
         Where a prefix was there already the tree keeps its own slots: those of ``slots`` that
         differ from the returned ones were not taken and stay the caller's.
         """
         assert len(ids) == len(slots)
-        found = self.match(ids)
+        found = self.match(ids, salt)
         if found.length == len(ids):
             return found.node, found.slots
         rest = slice(found.length, None)
         # Copies, because a view would pin the caller's whole array.
-        leaf = Node(found.node, ids[rest].copy(), slots[rest].astype(np.int32, copy=True))
-        found.node.children[int(leaf.tokens[0])] = leaf
+        leaf = Node(found.node, ids[rest].copy(), slots[rest].astype(np.int32, copy=True), salt)
+        found.node.children[leaf.key] = leaf
         self.tokens += len(leaf.slots)
         self.evictable += len(leaf.slots)
         self._unlocked[leaf] = None
@@ -142,13 +155,13 @@ class RadixTree:
     def _remove(self, leaf: Node) -> None:
         assert leaf.parent is not None
         del self._unlocked[leaf]
-        del leaf.parent.children[int(leaf.tokens[0])]
+        del leaf.parent.children[leaf.key]
 
-    def _walk(self, ids: Int32Array) -> tuple[list[Node], int]:
+    def _walk(self, ids: Int32Array, salt: str) -> tuple[list[Node], int]:
         """Nodes that share a prefix with ``ids`` from the root on, and the shared length."""
         path, length = [self.root], 0
         while length < len(ids):
-            child = path[-1].children.get(int(ids[length]))
+            child = path[-1].children.get((salt, int(ids[length])))
             if child is None:
                 break
             shared = common_prefix(child.tokens, ids[length:])
@@ -163,11 +176,11 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         assert 0 < at < len(node.tokens)
-        head = Node(parent, node.tokens[:at].copy(), node.slots[:at].copy())
+        head = Node(parent, node.tokens[:at].copy(), node.slots[:at].copy(), node.salt)
         head.locks = node.locks
         node.tokens, node.slots = node.tokens[at:].copy(), node.slots[at:].copy()
-        parent.children[int(head.tokens[0])] = head
-        head.children[int(node.tokens[0])] = node
+        parent.children[head.key] = head
+        head.children[node.key] = node
         node.parent = head
         if head.locks == 0:
             self._unlocked[head] = None  # younger than its child, as it must be
@@ -203,7 +216,8 @@ class RadixTree:
         for node in self.nodes():
             assert node.parent is not None
             assert len(node.tokens) == len(node.slots) > 0
-            assert node.parent.children[int(node.tokens[0])] is node
+            assert node.parent.children[node.key] is node
+            assert node.parent is self.root or node.parent.salt == node.salt
             assert node.locks >= sum(child.locks for child in node.children.values())
             total += len(node.slots)
             assert (node.locks == 0) == (node in age)

@@ -82,8 +82,9 @@ class Admission:
 
     def _better_later(self, sequence: Sequence, running: list[Sequence]) -> bool:
         """Whether a running prefill is about to compute a prefix that the cache lacks so far."""
-        ahead = [s for s in running if s.remaining > 1]
+        ahead = [s for s in running if s.remaining > 1 and s.salt == sequence.salt]
         if not ahead or sequence.unscored:
             return False
         shared = max(common_prefix(s.ids, sequence.ids[:-1]) for s in ahead)
-        return shared >= WORTH_WAITING_FOR + self._cache.tree.peek(sequence.ids[:shared])
+        cached = self._cache.tree.peek(sequence.ids[:shared], sequence.salt)
+        return shared >= WORTH_WAITING_FOR + cached

@@ -7,8 +7,6 @@ import ctypes
 import pytest
 import torch
 
-from core.config import GroupConfig
-from core.errors import ConfigError
 from tests.support import specs
 from worker.cache.kv_pool import KVPool, bytes_per_token
 

@@ -12,13 +12,13 @@ from worker.cache.request_table import RequestTable
 from worker.sequence import NO_ROW, Sequence
 
 
-def sequence(ids: list[int], max_new: int = 50) -> Sequence:
-    return Sequence.of(request("r", ids, max_new), "router", 100)
+def sequence(ids: list[int], max_new: int = 50, salt: str = "") -> Sequence:
+    return Sequence.of(request("r", ids, max_new, salt=salt), "router", 100)
 
 
-def compute(cache: PrefixCache, ids: list[int]) -> Sequence:
+def compute(cache: PrefixCache, ids: list[int], salt: str = "") -> Sequence:
     """A sequence whose whole prompt is computed and committed."""
-    one = sequence(ids)
+    one = sequence(ids, salt=salt)
     cache.begin(one, one.length - 1)
     assert cache.extend(one, one.length)
     one.computed_len = one.length
@@ -62,6 +62,23 @@ def test_a_prefix_computed_by_another_is_shared_while_it_still_runs():
     assert cache.extend(second, 4)
     assert slots(cache, second)[:3] == slots(cache, first)[:3]
     assert cache.account().owned == 1
+
+
+def test_another_salt_computes_the_same_prompt_into_pages_of_its_own():
+    cache = PrefixCache(20, 3, 100)
+    first = compute(cache, [1, 2, 3, 4])
+    mine = sequence([1, 2, 3, 4], salt="mine")
+    cache.begin(mine, 3)
+    assert (mine.computed_len, mine.cached_len) == (0, 0)
+    cache.release(mine)
+    mine = compute(cache, [1, 2, 3, 4], "mine")
+    assert not set(slots(cache, mine)) & set(slots(cache, first))
+    again = sequence([1, 2, 3, 9], salt="mine")
+    cache.begin(again, 3)
+    assert slots(cache, again) == slots(cache, mine)[:3]
+    for each in (first, mine, again):
+        cache.release(each)
+        cache.check()
 
 
 def test_a_whole_cached_prompt_still_computes_its_last_token():

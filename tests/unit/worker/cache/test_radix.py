@@ -1,4 +1,4 @@
-"""RadixTree against a dictionary that has every cached prefix as a key."""
+"""RadixTree against a dictionary that has every cached prefix, with its salt, as a key."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from worker.cache.radix import Node, RadixTree, common_prefix
 
-Prefix = tuple[int, ...]
-PROMPTS = st.lists(st.integers(0, 2), max_size=9).map(tuple)
+Prefix = tuple[str, tuple[int, ...]]  # salt, tokens
+TOKENS = st.lists(st.integers(0, 2), max_size=9).map(tuple)
+PROMPTS = st.tuples(st.sampled_from(["", "mine", "other"]), TOKENS)
 
 
-def ids(numbers: Prefix | list[int]) -> np.ndarray:
+def ids(numbers: tuple[int, ...] | list[int]) -> np.ndarray:
     return np.array(numbers, np.int32)
 
 
 def prefixes(path: Prefix) -> list[Prefix]:
-    return [path[:n] for n in range(1, len(path) + 1)]
+    salt, tokens = path
+    return [(salt, tokens[:n]) for n in range(1, len(tokens) + 1)]
 
 
 class RadixMachine(RuleBasedStateMachine):
@@ -37,7 +39,7 @@ class RadixMachine(RuleBasedStateMachine):
 
     def known(self, path: Prefix) -> Prefix:
         """The longest cached prefix of ``path``."""
-        return max((p for p in prefixes(path) if p in self.slot), key=len, default=())
+        return ([(path[0], ()), *(p for p in prefixes(path) if p in self.slot)])[-1]
 
     def touch(self, path: Prefix) -> None:
         self.now += 1
@@ -45,28 +47,30 @@ class RadixMachine(RuleBasedStateMachine):
 
     @rule(path=PROMPTS)
     def insert(self, path: Prefix) -> None:
-        mine = list(range(self.slots_made, self.slots_made + len(path)))
-        self.slots_made += len(path)
+        salt, tokens = path
+        mine = list(range(self.slots_made, self.slots_made + len(tokens)))
+        self.slots_made += len(tokens)
         known, version = self.known(path), self.tree.version
-        node, held = self.tree.insert(ids(path), ids(mine))
+        node, held = self.tree.insert(ids(tokens), ids(mine), salt)
         for prefix, slot in zip(prefixes(path), mine, strict=True):
             self.slot.setdefault(prefix, slot)
         self.touch(path)
         assert held.tolist() == [self.slot[p] for p in prefixes(path)]
-        assert self.tree.match(ids(path)).node is node
+        assert self.tree.match(ids(tokens), salt).node is node
         if known != path:
             assert self.tree.version > version
 
     @rule(path=PROMPTS, lock=st.booleans())
     def match(self, path: Prefix, lock: bool) -> None:
+        salt, tokens = path
         known = self.known(path)
-        assert self.tree.peek(ids(path)) == len(known)
-        found = self.tree.match(ids(path))
+        assert self.tree.peek(ids(tokens), salt) == len(known[1])
+        found = self.tree.match(ids(tokens), salt)
         self.touch(known)
-        assert found.length == len(known)
+        assert found.length == len(known[1])
         assert found.slots.tolist() == [self.slot[p] for p in prefixes(known)]
         version = self.tree.version
-        self.tree.match(ids(path))
+        self.tree.match(ids(tokens), salt)
         assert self.tree.version == version
         if lock:
             self.tree.lock(found.node)
@@ -85,7 +89,7 @@ class RadixMachine(RuleBasedStateMachine):
     def evict(self, count: int) -> None:
         order = sorted(
             self.slot.keys() - self.protected(),
-            key=lambda prefix: (self.used[prefix], -len(prefix)),
+            key=lambda prefix: (self.used[prefix], -len(prefix[1])),
         )
         version = self.tree.version
         freed = self.tree.evict(count).tolist()
@@ -155,6 +159,20 @@ def test_one_unlock_too_many_is_a_defect():
     node, _ = tree.insert(ids([1]), ids([0]))
     with pytest.raises(AssertionError, match="unlocked more often"):
         tree.unlock(node)
+
+
+def test_paths_of_different_salts_share_nothing_but_the_age():
+    tree = RadixTree()
+    tree.insert(ids([1, 2, 3]), ids([0, 1, 2]), "mine")
+    assert tree.match(ids([1, 2, 3])).length == tree.peek(ids([1, 2, 3]), "other") == 0
+    _, held = tree.insert(ids([1, 2, 3]), ids([3, 4, 5]), "other")
+    assert held.tolist() == [3, 4, 5]
+    assert tree.match(ids([1, 2, 9]), "mine").slots.tolist() == [0, 1]
+    tree.check()
+    assert tree.evict(4).tolist() == [2, 3, 4, 5]
+    assert not tree.match(ids([1, 2, 3]), "other").length
+    tree.evict(2)
+    assert not tree.root.children, "a salt leaves nothing behind"
 
 
 def test_the_tree_does_not_pin_the_callers_arrays():

@@ -96,6 +96,29 @@ def test_a_few_tokens_less_are_not_worth_waiting_for():
     assert started(bench.step()) == ["a", "b"]
 
 
+def test_nobody_waits_for_a_prefill_of_another_salt():
+    shared = numbers(80)
+    bench = Bench(step_tokens=40)
+    bench.add("a", [*shared, 98])
+    bench.add("b", [*shared, 99], salt="mine")
+    bench.step()
+    bench.step()
+    assert started(bench.step()) == ["a", "b"]
+
+
+def test_what_another_salt_has_cached_does_not_count_as_cached():
+    shared = numbers(72)
+    bench = Bench(step_tokens=40)
+    bench.add("first", shared, max_new=1)
+    bench.run()
+    bench.add("a", [*shared, 98], salt="mine")
+    twin = bench.add("b", [*shared, 99], salt="mine")
+    bench.step()
+    assert started(bench.step()) == ["a"]
+    bench.run()
+    assert twin.cached_len == len(shared)
+
+
 def test_nobody_waits_for_a_prefix_that_is_cached_already():
     shared = numbers(72)
     bench = Bench(step_tokens=40)
