@@ -67,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="the raw answer")
     status.set_defaults(run=_status)
 
+    dump = commands.add_parser("dump", help="what the router and each rank are doing right now")
+    dump.add_argument("--url", default=DEFAULT_URL, help="the router")
+    dump.add_argument("--rank", help="only this one, e.g. decode/0/0")
+    dump.add_argument("--json", action="store_true", help="the raw answer")
+    dump.set_defaults(run=_dump)
+
     bench = commands.add_parser("bench", help="load an OpenAI endpoint and measure it")
     bench_command.add_arguments(bench)
 
@@ -98,7 +104,7 @@ def _serve(args: argparse.Namespace) -> int:
     from core import log
 
     config = words.read(args)
-    log.setup("router", "INFO" if args.verbose else "WARNING")
+    log.setup("router", config.cluster.log_level, style=config.cluster.log_format)
 
     from cluster.serve import serve
 
@@ -112,7 +118,7 @@ def _router(args: argparse.Namespace) -> int:
     from core import log
 
     config = words.read(args)
-    log.setup("router", "INFO" if args.verbose else "WARNING")
+    log.setup("router", config.cluster.log_level, style=config.cluster.log_format)
 
     from cluster.join import join
 
@@ -135,6 +141,19 @@ def _status(args: argparse.Namespace) -> int:
     else:
         print(render(status))
     return 0 if status["ready"] else 1
+
+
+def _dump(args: argparse.Namespace) -> int:
+    from antiphon.dump import fetch, render
+
+    dump = fetch(args.url, args.rank)
+    if args.json:
+        import json
+
+        print(json.dumps(dump, indent=2))
+    else:
+        print(render(dump))
+    return 0
 
 
 def _scale(args: argparse.Namespace) -> int:

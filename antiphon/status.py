@@ -41,8 +41,10 @@ def render(status: Json) -> str:
 
 def _row(rank: Json) -> tuple[str, ...]:
     if rank["state"] != "up":
-        reason = rank.get("reason", "")
-        return (rank["rank"], f"{rank['state']} {reason}".strip(), *[""] * (len(COLUMNS) - 2))
+        state, reason = rank["state"], rank.get("reason", "")
+        if "stuck_s" in rank:
+            state = f"stuck for {rank['stuck_s']:.0f} s"
+        return (rank["rank"], f"{state} {reason}".strip(), *[""] * (len(COLUMNS) - 2))
     load, pages = rank["load"], rank["pages"]
     total = pages["total"]
     hits = load["cached_tokens"] / load["prompt_tokens"] if load["prompt_tokens"] else 0.0

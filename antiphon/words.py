@@ -32,6 +32,8 @@ def read(args: argparse.Namespace) -> ClusterConfig:
     preset, overrides = split(args.words)
     if args.model:
         overrides = (*overrides, f"model.source={args.model}")
+    if getattr(args, "verbose", False):
+        overrides = ("cluster.log_level=info", *overrides)
     return presets.read(preset, overrides)
 
 

@@ -42,7 +42,7 @@ class WorkerActor:
 
     def __init__(self, spec: bytes) -> None:
         self._spec = Codec[RankSpec](RankSpec).decode(spec)
-        log.setup(str(self._spec.rank), "WARNING")
+        log.setup(str(self._spec.rank), self._spec.log_level, style=self._spec.log_format)
         self._host: RankHost | None = None
         self._problem = ""
         self._lock = threading.Lock()

@@ -100,6 +100,8 @@ class Plan:
             host=self.config.cluster.host,
             group=self._resolved(self.config.groups[role]),
             disagg=self.config.disagg,
+            log_level=self.config.cluster.log_level,
+            log_format=self.config.cluster.log_format,
         )
 
     def ranks(self) -> tuple[RankSpec, ...]:

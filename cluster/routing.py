@@ -11,13 +11,16 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
+from cluster.dump import DumpBoard
 from cluster.status import StatusBoard
 from core.clock import RealClock
 from core.config import RouterConfig
 from core.metrics import PrometheusSink
 from core.rpc.client import Connector, SessionPace
+from router.admin import add_dump
 from router.admission import Admission
 from router.dispatch import Dispatcher, DispatchLimits, Routes
+from router.encoder import Encoder
 from router.frontdoor import FrontDoor
 from router.openai.app import HttpServices, make_app
 from router.policy.base import POLICIES, PolicyContext
@@ -25,7 +28,7 @@ from router.replicas import Replicas
 from router.rpc.server import RpcFront, RpcServices
 from router.selftest import SelfTest
 from router.text.chat import open_template
-from router.text.request import ServedModel
+from router.text.request import ServedModel, Terms
 from router.text.tokenizer import TOKENIZERS
 
 
@@ -54,12 +57,16 @@ async def router(settings: RouterConfig, model: ServedModel, folder: Path) -> As
     dispatcher = Dispatcher(replicas, policies.prefill, policies.decode, limits=limits, sink=sink)
     door = FrontDoor(
         dispatcher,
-        TOKENIZERS.load(settings.tokenizer)(folder),
-        open_template(folder, clock),
-        model,
+        Encoder(TOKENIZERS.load(settings.tokenizer)(folder), open_template(folder, clock), model),
         admission=Admission(settings.queue_limit, clock),
         sink=sink,
         clock=clock,
+        terms=Terms(
+            max_output_tokens=settings.max_output_tokens,
+            max_choices=settings.max_choices,
+            request_timeout_s=settings.request_timeout_s,
+            salt_by_key=settings.salt_by_key,
+        ),
     )
 
     def through(routes: Routes) -> Dispatcher:
@@ -84,7 +91,9 @@ async def router(settings: RouterConfig, model: ServedModel, folder: Path) -> As
         body_limit_mib=settings.body_limit_mib,
     )
     rpc = RpcFront(rpc_services) if settings.grpc else None
+    app = make_app(services)
+    add_dump(app, DumpBoard(dispatcher.live, replicas).dump)
     try:
-        yield Router(make_app(services), rpc, replicas, selftest)
+        yield Router(app, rpc, replicas, selftest)
     finally:
         await replicas.close()

@@ -131,6 +131,7 @@ def _launcher(config: ClusterConfig) -> Launcher:
 
         return LocalLauncher()
     env.set_default("RAY_DEDUP_LOGS_SKIP_REGEX", HARMLESS)
+    env.set_default("RAY_DEDUP_LOGS_ALLOW_REGEX", "rid")  # each record about a request counts
     env.set_default("GRPC_VERBOSITY", "ERROR")  # Ray forks beside our gRPC threads, harmlessly
     from cluster.ray_cluster import RayLauncher
 

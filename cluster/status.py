@@ -7,29 +7,45 @@ from typing import Any
 
 import msgspec
 
+from cluster.dump import Ask
+from core.dump import format_busy
 from core.errors import RankLost
 from core.metrics import PrometheusSink, forget_rank, record_load
+from core.rpc.client import ask_dump
 from core.wire import RankId, Role
 from router.replicas import Member, Replica, Replicas
 from router.selftest import SelfTest
 
+STUCK_S = 1.0  # a rank that is in a step for this long and answers nobody is called stuck
+
+Json = dict[str, Any]  # opaque: JSON
+
 
 class StatusBoard:
-    """Asks ranks over the router's own sessions; keeps nothing but what it last showed."""
+    """Asks ranks over the router's own sessions; keeps nothing but what it last showed.
+
+    A rank that does not answer there is asked what it is doing: it may be stuck in a step.
+    """
 
     def __init__(
-        self, model: str, replicas: Replicas, selftest: SelfTest, sink: PrometheusSink
+        self,
+        model: str,
+        replicas: Replicas,
+        selftest: SelfTest,
+        sink: PrometheusSink,
+        ask: Ask = ask_dump,
     ) -> None:
         self._model = model
         self._replicas = replicas
         self._selftest = selftest
         self._sink = sink
+        self._ask = ask
         self._shown: set[tuple[RankId, Role]] = set()
 
-    async def status(self) -> dict[str, Any]:  # opaque: the JSON of GET /status
+    async def status(self) -> Json:
         """Readiness, and every announced rank with its load, pages and transfers."""
-        readiness = await self._selftest.ready()
-        ranks = await asyncio.gather(*(_rank(m, r) for m, r in self._replicas.members()))
+        asked = (self._rank(m, r) for m, r in self._replicas.members())
+        readiness, ranks = await asyncio.gather(self._selftest.ready(), asyncio.gather(*asked))
         return {
             "model": self._model,
             "ready": readiness.ready,
@@ -47,14 +63,23 @@ class StatusBoard:
         self._shown = set(live)
         return self._sink.render()
 
+    async def _rank(self, member: Member, replica: Replica | None) -> Json:
+        known = {"rank": str(member.incarnation.rank), "role": member.role.value}
+        if replica is None:
+            return {**known, "state": "no session", **await self._stuck(member)}
+        try:
+            status = await replica.client.status()
+        except RankLost as error:
+            return {**known, "state": "lost", "reason": str(error), **await self._stuck(member)}
+        body: Json = msgspec.to_builtins(status)
+        return {**known, "state": "up", "outstanding": replica.outstanding_requests, **body}
 
-async def _rank(member: Member, replica: Replica | None) -> dict[str, Any]:  # opaque: JSON
-    known = {"rank": str(member.incarnation.rank), "role": member.role.value}
-    if replica is None:
-        return {**known, "state": "no session"}
-    try:
-        status = await replica.client.status()
-    except RankLost as error:
-        return {**known, "state": "lost", "reason": str(error)}
-    body: dict[str, Any] = msgspec.to_builtins(status)
-    return {**known, "state": "up", "outstanding": replica.outstanding_requests, **body}
+    async def _stuck(self, member: Member) -> Json:
+        """What a rank that does not step is stuck in; empty where it is not."""
+        try:
+            busy = (await self._ask(member.incarnation)).busy
+        except RankLost:
+            return {}
+        if busy is None or busy.for_s < STUCK_S:
+            return {}
+        return {"state": "stuck", "stuck_s": busy.for_s, "reason": format_busy(busy)}

@@ -231,10 +231,10 @@ class Supervisor:
 
     async def _watch(self, rank: RankId) -> None:
         words = await self._launcher.gone(rank)
-        log.warning("rank %s is gone: %s", rank, words)
         if running := self._work.pop(rank, None):
             running.cancel()
         if self._states[rank].phase in (Phase.DRAINING, Phase.STOPPING):
+            log.warning("rank %s is gone before it was stopped: %s", rank, words)
             self._forget(rank)
             del self._states[rank]
             self._wake()

@@ -13,6 +13,8 @@ import msgspec
 from core.errors import ConfigError
 from core.wire import RankId, Role
 
+HIDDEN = "..."  # shown instead of a secret
+
 
 def _require(ok: bool, message: str) -> None:
     if not ok:
@@ -45,6 +47,7 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_running: int = 64  # sequences in one step
     step_tokens: int = 512  # tokens in one step: the size of a prefill chunk
     decode_reserve: int = 16  # output tokens of headroom asked for at admission
+    watchdog_s: float = 30.0  # a longer step is logged with its thread's stack; 0: never
 
     def __post_init__(self) -> None:
         _require(self.replicas >= 1, "replicas must be at least 1")
@@ -53,6 +56,7 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _require(self.step_tokens >= 1, "step_tokens must be at least 1")
         _require(self.kv_tokens >= 0, "kv_tokens must be 0 (auto) or more")
         _require(self.kv_memory_mib >= 1, "kv_memory_mib must be at least 1")
+        _require(self.watchdog_s >= 0, "watchdog_s must be 0 (off) or more")
 
 
 class DisaggConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,6 +100,15 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     body_limit_mib: int = 16  # a larger request body gets 413
     rank_timeout_s: float = 8.0  # a silent rank is lost after this
     reroute_wait_s: float = 15.0  # how long a stream without a complete route waits for one
+    max_output_tokens: int = 0  # of one choice; asking for more is refused; 0: the context
+    max_choices: int = 128  # of one request: n (or best_of) times prompts
+    request_timeout_s: float = 0.0  # a request that takes longer is ended; 0: no limit
+    api_keys: tuple[str, ...] = ()  # each may be env:NAME or file:/path; empty: everybody may ask
+    admin_key: str = ""  # the same; opens /admin too; empty: /admin is for loopback hosts only
+    salt_by_key: bool = False  # requests share cached prefixes only with those of the same key
+    tls_cert: str = ""  # PEM file with the certificate chain of both fronts; empty: no TLS
+    tls_key: str = ""  # PEM file with its private key, without a passphrase
+    tls_client_ca: str = ""  # PEM file; clients must show a certificate that one of it has signed
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, "port must be between 0 (any free one) and 65535")
@@ -107,6 +120,22 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "port and grpc_port must differ",
         )
         _require(self.queue_limit >= 1, "queue_limit must be at least 1")
+        _require(
+            self.max_output_tokens == 0 or self.max_output_tokens >= 16,
+            "max_output_tokens must be 0 (no limit) or at least 16, a completion's default",
+        )
+        _require(self.max_choices >= 1, "max_choices must be at least 1")
+        _require(self.request_timeout_s >= 0, "request_timeout_s must be 0 (no limit) or more")
+        _require(all(self.api_keys), "api_keys must not hold an empty key")
+        _require(not self.salt_by_key or bool(self.api_keys), "salt_by_key needs api_keys")
+        _require(bool(self.tls_cert) == bool(self.tls_key), "tls_cert and tls_key go together")
+        _require(not self.tls_client_ca or bool(self.tls_cert), "tls_client_ca needs tls_cert")
+
+    def __repr__(self) -> str:
+        """Without the keys: a configuration may be logged."""
+        shown = {name: getattr(self, name) for name in self.__struct_fields__}
+        shown.update(api_keys=HIDDEN, admin_key=HIDDEN)
+        return f"RouterConfig({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,6 +145,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     address: str = "local"  # "local" starts Ray on this machine; else the head's host:port
     host: str = "127.0.0.1"  # the address ranks bind and announce
     start_timeout_s: float = 120.0  # of Ray: to place the ranks, and again to start them
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"  # of router and ranks
+    log_format: Literal["text", "json"] = "text"  # json: one object a line
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -166,6 +197,8 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host: str  # what to bind and announce
     group: GroupConfig
     disagg: DisaggConfig
+    log_level: str = "warning"
+    log_format: str = "text"
 
 
 def load(tree: Any) -> ClusterConfig:  # opaque: parsed YAML

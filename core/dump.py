@@ -15,6 +15,7 @@ import msgspec
 from core.wire import Incarnation, PageAccount
 
 STACK_FRAMES = 64  # innermost frames of a thread that are shown
+RIDS = 16  # requests of a step that are named
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +45,7 @@ class Busy(msgspec.Struct, frozen=True, kw_only=True):
     extend_rows: int  # of the plan, where there is one already
     decode_rows: int
     tokens: int
+    rids: tuple[str, ...]  # whose rows they are
 
 
 class SequenceView(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,9 +119,12 @@ def format_step(record: StepRecord, at: str = "") -> str:
 
 def format_busy(busy: Busy) -> str:
     """What it is busy with, as a part of a sentence."""
+    where = f"in {busy.lap!r} of step {busy.step}"
+    if not busy.rids:
+        return where
+    rids = ", ".join(busy.rids[:RIDS]) + (", ..." if len(busy.rids) > RIDS else "")
     rows = f"{busy.extend_rows} extend + {busy.decode_rows} decode rows, {busy.tokens} tokens"
-    plan = f" with {rows}" if busy.extend_rows or busy.decode_rows else ""
-    return f"in {busy.lap!r} of step {busy.step}{plan}"
+    return f"{where} with {rows} of {rids}"
 
 
 def thread_stacks(only: Sequence[int] = ()) -> tuple[ThreadStack, ...]:

@@ -14,6 +14,16 @@ def cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "antiphon"
 
 
+def key() -> str:
+    """The key that commands show to a router: ANTIPHON_KEY, else empty."""
+    return os.environ.get("ANTIPHON_KEY", "")
+
+
+def secret(name: str) -> str | None:
+    """A variable that the configuration names as ``env:NAME``; None where it is not set."""
+    return os.environ.get(name)
+
+
 def set_default(name: str, value: str) -> None:
     """Set a third-party library's variable unless the operator already did."""
     os.environ.setdefault(name, value)

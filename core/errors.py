@@ -8,6 +8,8 @@ AntiphonError
 │   ├── ModelError         a model folder that cannot be served
 │   └── PreflightError     a port, library or memory is missing
 ├── RequestError           the caller can act: 400
+├── Unauthorized           the caller has no key, or a wrong one: 401
+├── Forbidden              the caller's key does not open this: 403
 ├── ModelNotFound          the caller named a model that is not served: 404
 ├── Overloaded             the caller can come back later: 429, Retry-After
 ├── Unavailable            no worker can take it now: 503
@@ -69,6 +71,14 @@ class RequestError(AntiphonError):
 
 class ModelNotFound(RequestError):
     """The named model is not served here."""
+
+
+class Unauthorized(AntiphonError):
+    """The caller must show a key that is known here."""
+
+
+class Forbidden(AntiphonError):
+    """Whoever the caller is, this is not open to them."""
 
 
 class Overloaded(AntiphonError):

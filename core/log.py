@@ -1,23 +1,31 @@
-"""Logging set-up: one line per record on stderr, saying when, how grave, who and which request.
+"""Logging set-up: one record on stderr says when, how grave, who and which request.
 
-    2026-11-29T17:07:01.123Z INFO    decode/0/0 rid=9f3c worker.engine: first token
+    2026-11-29T17:07:01.123Z INFO    decode/0/0 rid=9f3c.0 worker.engine: first token
 
-``who`` is the process's component ("router", or a rank). A record names its request with
-``logger.info("first token", extra={"rid": rid})``.
+or, as JSON, one object a line with the keys time, level, component, rid, attempt, logger, message
+and exception, where there is one. ``who`` is the process's component ("router", or a rank).
+
+A record names its request with ``extra={"rid": rid}``. The router gives each attempt of a request
+an id of its own, ``rid.0``, ``rid.1``, which is the rid that ranks know; its records name both.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Any, TextIO
 
 _QUIET = ("httpx", "httpcore", "huggingface_hub", "asyncio", "filelock")  # say too much at INFO
+_REQUEST = ("rid", "attempt")  # what a record may say of its request
 
 
 class LineFormatter(logging.Formatter):
-    """Time in UTC, level, component, the record's rid if it has one, logger, message."""
+    """Time in UTC, level, component, the record's rid and attempt if it has one, logger, message.
+
+    An exception follows on lines of its own.
+    """
 
     def __init__(self, component: str) -> None:
         super().__init__(
@@ -26,25 +34,58 @@ class LineFormatter(logging.Formatter):
         self._component = component
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        moment = datetime.fromtimestamp(record.created, UTC)
-        return moment.strftime(datefmt) if datefmt else f"{moment:%FT%T}.{int(record.msecs):03d}Z"
+        return _moment(record) if datefmt is None else super().formatTime(record, datefmt)
 
     def format(self, record: logging.LogRecord) -> str:
-        rid = getattr(record, "rid", None)
         record.component = self._component
-        record.request = f" rid={rid}" if rid else ""
+        record.request = "".join(f" {name}={value}" for name, value in _request(record).items())
         return super().format(record)
 
 
-def setup(component: str, level: str = "INFO", stream: TextIO | None = None) -> None:
+class JsonFormatter(logging.Formatter):
+    """One JSON object for each record, always on one line."""
+
+    def __init__(self, component: str) -> None:
+        super().__init__()
+        self._component = component
+
+    def format(self, record: logging.LogRecord) -> str:
+        said: dict[str, Any] = {  # opaque: strings
+            "time": _moment(record),
+            "level": record.levelname,
+            "component": self._component,
+            **_request(record),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            said["exception"] = self.formatException(record.exc_info)
+        return json.dumps(said)
+
+
+_FORMATTERS = {"text": LineFormatter, "json": JsonFormatter}
+
+
+def setup(
+    component: str, level: str = "INFO", stream: TextIO | None = None, style: str = "text"
+) -> None:
     """Send this process's records to ``stream`` (default stderr). A second call replaces the first.
 
-    Raises ValueError for an unknown level.
+    ``style`` is "text" or "json". Raises ValueError for an unknown level.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(LineFormatter(component))
+    handler.setFormatter(_FORMATTERS[style](component))
     root = logging.getLogger()
     root.setLevel(level.upper())
     root.handlers[:] = [handler]
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _request(record: logging.LogRecord) -> dict[str, str]:
+    return {name: value for name in _REQUEST if (value := getattr(record, name, None))}
+
+
+def _moment(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return f"{moment:%FT%T}.{int(record.msecs):03d}Z"

@@ -106,6 +106,10 @@ RANK_OUTPUT_TOKENS = _gauge("rank_output_tokens", "Output tokens since start", *
 RANK_RETRACTIONS = _gauge("rank_retractions", "Sequences put back for lack of pages", *_RANK)
 RANK_KV_SENT = _gauge("rank_kv_sent_bytes", "KV bytes sent to other ranks since start", *_RANK)
 RANK_KV_RECEIVED = _gauge("rank_kv_received_bytes", "KV bytes received since start", *_RANK)
+RANK_BUSY = _gauge("rank_busy_seconds", "Time in engine steps since start", *_RANK)
+RANK_STUCK = _gauge("rank_stuck_steps", "Steps longer than watchdog_s since start", *_RANK)
+RANK_OLDEST_WAIT = _gauge("rank_oldest_waiting_seconds", "Age of the longest wait now", *_RANK)
+RANK_LAST_STEP = _gauge("rank_last_step_seconds", "Time of the latest engine step", *_RANK)
 
 METRICS: tuple[Metric, ...] = (
     REQUESTS, ABORTED, RUNNING, PROMPT_TOKENS, CACHED_TOKENS, GENERATION_TOKENS, TTFT, ITL, E2E,
@@ -113,6 +117,7 @@ METRICS: tuple[Metric, ...] = (
     RANK_WAITING, RANK_WAITING_TOKENS, RANK_RUNNING, RANK_HANDOFFS, RANK_FREE_PAGES,
     RANK_CACHED_PAGES, RANK_TOTAL_PAGES, RANK_STEPS, RANK_PROMPT_TOKENS, RANK_CACHED_TOKENS,
     RANK_OUTPUT_TOKENS, RANK_RETRACTIONS, RANK_KV_SENT, RANK_KV_RECEIVED,
+    RANK_BUSY, RANK_STUCK, RANK_OLDEST_WAIT, RANK_LAST_STEP,
 )  # fmt: skip
 
 
@@ -213,7 +218,7 @@ def forget_rank(sink: MetricSink, rank: RankId, role: Role) -> None:
         sink.forget(metric, (str(rank), role.value))
 
 
-def _rank_values(report: LoadReport) -> tuple[tuple[Metric, int], ...]:
+def _rank_values(report: LoadReport) -> tuple[tuple[Metric, float], ...]:
     return (
         (RANK_WAITING, report.waiting_requests),
         (RANK_WAITING_TOKENS, report.waiting_tokens),
@@ -229,4 +234,8 @@ def _rank_values(report: LoadReport) -> tuple[tuple[Metric, int], ...]:
         (RANK_RETRACTIONS, report.retractions),
         (RANK_KV_SENT, report.kv_bytes_sent),
         (RANK_KV_RECEIVED, report.kv_bytes_received),
+        (RANK_BUSY, report.busy_s),
+        (RANK_STUCK, report.stuck_steps),
+        (RANK_OLDEST_WAIT, report.oldest_waiting_s),
+        (RANK_LAST_STEP, report.last_step_s),
     )

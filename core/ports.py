@@ -50,12 +50,14 @@ class TokenStreams(Protocol):
     """Token ids in, token chunks out: what the front door needs of a dispatcher."""
 
     def stream(
-        self, rid: str, token_ids: Sequence[int], params: SamplingParams
+        self, rid: str, token_ids: Sequence[int], params: SamplingParams, cache_salt: str = ""
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield chunks with strictly rising offsets, none twice; the last one has ``finish``.
 
         The first chunk has the usage, merged over the legs. Failures of workers end the stream with
         ``finish=ERROR`` and an error, never with silence. Raises Unavailable when no complete
         pair of workers is there. Leaving early (aclose, cancellation) aborts every leg.
+
+        Cached KV is shared only by requests of one ``cache_salt``.
         """
         ...

@@ -63,9 +63,9 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         if child is None:
             child = node[key] = {}
         if not isinstance(child, dict):
-            raise ConfigError(f"override {override!r}: {key} is a value, not a section")
+            raise ConfigError(f"override {path!r}: {key} is a value, not a section")
         node = child
     try:
         node[leaf] = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"override {override!r}: the value is not valid YAML") from error
+    except yaml.YAMLError:
+        raise ConfigError(f"override {path!r}: the value is not valid YAML") from None

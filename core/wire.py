@@ -199,6 +199,10 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     retractions: int = 0
     kv_bytes_sent: int = 0
     kv_bytes_received: int = 0
+    busy_s: float = 0.0  # in steps; with ``steps``, the mean time of one
+    stuck_steps: int = 0  # took longer than the watchdog allows
+    oldest_waiting_s: float = 0.0  # not counters: age of the request that waits longest
+    last_step_s: float = 0.0
 
     @property
     def idle(self) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from core.dump import RoomView
 from core.errors import RequestError, TransferError
 from core.wire import ErrorKind, Int32Array, pack_ids
 from disagg.events import (
@@ -162,6 +163,19 @@ class Receiver:
     def counts(self) -> dict[str, int]:
         """Live rooms by phase."""
         return dict(Counter(str(record.machine.phase) for record in self._rooms.values()))
+
+    def rooms(self) -> tuple[RoomView, ...]:
+        """Every live room, for a dump."""
+        return tuple(
+            RoomView(
+                room=room,
+                rid=record.rid,
+                phase=record.machine.phase.value,
+                peer=record.peer,
+                total=record.held + len(record.pages) // 4,
+            )
+            for room, record in self._rooms.items()
+        )
 
     def _fence(self) -> None:
         """Renew the transport, and tell every room. The only place that may take long.

@@ -1,14 +1,44 @@
-"""What a Sender remembers of rooms it has not opened yet, and of rooms it has closed. Bounded."""
+"""What a Sender knows of rooms: open, not opened yet, and closed. The last two are bounded."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from core.wire import ErrorKind
+import numpy as np
+
+from core.dump import RoomView
+from core.wire import ErrorKind, Int32Array
+from disagg.handoff import Outgoing
 from disagg.messages import Announcement
 
 MAX_EARLY = 1024
 MAX_GRAVES = 16384
+
+
+@dataclass(slots=True)
+class OpenRoom:
+    """One room from its request to Closed."""
+
+    rid: str
+    tokens: int  # of the prompt
+    deadline: float | None = None  # of the claim; set when the clock is first known
+    peer: str = ""  # empty until claimed
+    claim: Announcement | None = None
+    machine: Outgoing = field(default_factory=Outgoing)
+    slots: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    first_token: int = 0
+
+    def view(self, room: int) -> RoomView:
+        machine = self.machine
+        return RoomView(
+            room=room,
+            rid=self.rid,
+            phase=machine.phase.value,
+            peer=self.peer,
+            sent=machine.sent,
+            computed=machine.computed,
+            total=self.tokens,
+        )
 
 
 @dataclass(slots=True)
@@ -59,6 +89,13 @@ class EarlyClaims:
 
     def __len__(self) -> int:
         return len(self._claims)
+
+    def views(self) -> list[RoomView]:
+        """What they are, for a dump."""
+        return [
+            RoomView(room=room, rid=claim.message.rid, phase="early", peer=claim.peer)
+            for room, claim in self._claims.items()
+        ]
 
     def keep(self, peer: str, message: Announcement) -> bool:
         """Keep the newest announcement of a room; False when there is no place for it."""

@@ -11,12 +11,13 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 import numpy as np
 
+from core.dump import RoomView
 from core.errors import RequestError, TransferError
 from core.wire import ErrorKind, Int32Array
 from disagg import geometry as layout
@@ -39,7 +40,6 @@ from disagg.events import (
     WriteDone,
 )
 from disagg.geometry import PageGeometry
-from disagg.handoff import Outgoing
 from disagg.messages import (
     Announcement,
     Cancel,
@@ -50,7 +50,7 @@ from disagg.messages import (
     to_decode_codec,
     to_prefill_codec,
 )
-from disagg.registers import EarlyClaims, Grave, Graveyard
+from disagg.registers import EarlyClaims, Grave, Graveyard, OpenRoom
 from disagg.transport.base import KVTransport
 from disagg.writers import Finished, Submit, Writers
 
@@ -65,18 +65,6 @@ class Closed:
     room: int
     ok: bool  # the decode rank has all KV and the first token
     message: str  # why not
-
-
-@dataclass(slots=True)
-class _Room:
-    rid: str
-    tokens: int
-    deadline: float | None = None  # of the claim; set when the clock is first known
-    peer: str = ""  # empty until claimed
-    claim: Announcement | None = None
-    machine: Outgoing = field(default_factory=Outgoing)
-    slots: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
-    first_token: int = 0
 
 
 class Sender:
@@ -109,7 +97,7 @@ class Sender:
         self._writers = Writers(submit or self._pool_submit, wake)
         self._encode = to_decode_codec().encode
         self._decode = to_prefill_codec().decode
-        self._rooms: dict[int, _Room] = {}
+        self._rooms: dict[int, OpenRoom] = {}
         self._early = EarlyClaims()
         self._graves = Graveyard()
         self._closed: list[Closed] = []
@@ -129,7 +117,7 @@ class Sender:
         if grave := self._graves.get(room):
             self._closed.append(Closed(room, False, grave.message))
             return
-        self._rooms[room] = _Room(rid, tokens)
+        self._rooms[room] = OpenRoom(rid, tokens)
         if early := self._early.pop(room):
             self._on_announcement(early.peer, early.message)
 
@@ -183,6 +171,11 @@ class Sender:
         counts["early"] = len(self._early)
         return dict(+counts)
 
+    def rooms(self) -> tuple[RoomView, ...]:
+        """Every live room, and every early announcement, for a dump."""
+        live = (record.view(room) for room, record in self._rooms.items())
+        return (*live, *self._early.views())
+
     def close(self) -> None:
         """Stop the writer threads after the writes in progress; does not wait for them."""
         if self._pool is not None:
@@ -230,8 +223,9 @@ class Sender:
         elif message.generation > record.claim.generation:
             self._claim(peer, record, message)
 
-    def _claim(self, peer: str, record: _Room, message: Announcement) -> None:
+    def _claim(self, peer: str, record: OpenRoom, message: Announcement) -> None:
         record.peer, record.claim = peer, message
+        log.info("room %d claimed by %s", message.room, peer, extra={"rid": record.rid})
         self._feed(message.room, Claimed(message.generation, message.held))
 
     def _on_unknown(self, peer: str, message: Announcement) -> None:
@@ -268,7 +262,7 @@ class Sender:
         )
         self._send(peer, self._encode(answer))
 
-    def _problem(self, record: _Room, message: Announcement) -> tuple[ErrorKind, str] | None:
+    def _problem(self, record: OpenRoom, message: Announcement) -> tuple[ErrorKind, str] | None:
         """Why the announced pages cannot be written, if so."""
         if difference := layout.mismatch(self._geometry, message.geometry):
             return ErrorKind.UNAVAILABLE, difference
@@ -292,7 +286,7 @@ class Sender:
         for action in actions:
             self._do(room, record, action)
 
-    def _do(self, room: int, record: _Room, action: OutgoingAction) -> None:
+    def _do(self, room: int, record: OpenRoom, action: OutgoingAction) -> None:
         message: ToDecode | None = None
         match action:
             case Write(start, stop):
@@ -313,7 +307,7 @@ class Sender:
         if message is not None:
             self._send(record.peer, self._encode(message))
 
-    def _bury(self, room: int, record: _Room, *, ok: bool, message: str) -> None:
+    def _bury(self, room: int, record: OpenRoom, *, ok: bool, message: str) -> None:
         del self._rooms[room]
         self._closed.append(Closed(room, ok, message))
         ending = record.machine.ending
@@ -322,7 +316,7 @@ class Sender:
         grave = Grave(machine.generation, machine.quiet, kind, message or "the room was served")
         self._graves.bury(room, grave)
 
-    def _write(self, room: int, record: _Room, start: int, stop: int) -> None:
+    def _write(self, room: int, record: OpenRoom, start: int, stop: int) -> None:
         claim = record.claim
         assert claim is not None, room
         targets = claim.slots()[start - claim.held : stop - claim.held]

@@ -1,8 +1,8 @@
-"""Operations over HTTP: scale a group, drain a rank, list the members for another router."""
+"""Operations over HTTP: scale a group, drain a rank, list the members for another router, dump."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -50,6 +50,14 @@ def add_operations(app: FastAPI, operations: Operations) -> None:
     @app.get("/admin/members")
     async def members() -> Response:
         return json_response(operations.members())
+
+
+def add_dump(app: FastAPI, dump: Callable[[str | None], Awaitable[dict[str, Any]]]) -> None:
+    """Add GET /admin/dump; ``dump`` gets a rank's name, or None for all. May raise RequestError."""
+
+    @app.get("/admin/dump")
+    async def show(rank: str | None = None) -> Response:
+        return json_response(await dump(rank))
 
 
 def _read(data: bytes, kind: type[Any]) -> Any:  # opaque: an instance of ``kind``

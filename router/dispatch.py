@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from core import metrics
+from core.clock import Clock, RealClock
 from core.errors import AntiphonError, RankLost, Unavailable
 from core.metrics import MetricSink, NullSink
 from core.wire import (
@@ -33,6 +34,7 @@ from core.wire import (
     pack_ids,
 )
 from router.legs import Arrived, Legs
+from router.live import LiveStreams
 from router.merge import OutputMerge
 from router.policy.base import Policy
 from router.replicas import Replica
@@ -50,6 +52,14 @@ class DispatchLimits:
 
     reroute_wait_s: float = 15.0
     max_reroutes: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is the same for every attempt."""
+
+    params: SamplingParams
+    cache_salt: str
 
 
 @dataclass(slots=True)
@@ -89,42 +99,48 @@ class Dispatcher:
         *,
         limits: DispatchLimits = DispatchLimits(),
         sink: MetricSink | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._replicas = replicas
         self._prefill_policy = prefill_policy
         self._decode_policy = decode_policy
         self._limits = limits
         self._sink: MetricSink = sink or NullSink()
+        self.live = LiveStreams(clock or RealClock())
         for policy in (prefill_policy, decode_policy):
             replicas.when_gone(policy.forget)
 
     async def stream(
-        self, rid: str, token_ids: Sequence[int], params: SamplingParams
+        self, rid: str, token_ids: Sequence[int], params: SamplingParams, cache_salt: str = ""
     ) -> AsyncGenerator[TokenChunk, None]:
         """See core.ports.TokenStreams. Close it (``aclosing``) when leaving early."""
+        asked = _Asked(params, cache_salt)
         merge = OutputMerge(rid, np.asarray(token_ids, dtype="<i4"))
         search = _Search()
-        while not merge.finished:
-            held = await self._reservation(merge, params, search)
-            if held is None:
-                yield merge.fail(ErrorKind.UNAVAILABLE, search.reason)
-                return
-            try:
-                request = self._request(f"{rid}.{search.reroutes}", merge, params, held)
-                async with aclosing(self._attempt(held, request, merge, search)) as chunks:
-                    async for chunk in chunks:
-                        if chunk.token_ids:
-                            held.first_token(chunk.usage)
-                        yield chunk
-            finally:
-                held.release(merge.token_ids())
-            if end := self._after_attempt(merge, params, search):
-                yield end
+        with self.live.track(rid, merge) as live:
+            while not merge.finished:
+                held = await self._reservation(merge, asked, search)
+                if held is None:
+                    yield merge.fail(ErrorKind.UNAVAILABLE, search.reason)
+                    return
+                try:
+                    request = self._request(f"{rid}.{search.reroutes}", merge, asked, held)
+                    live.attempt(request)
+                    async with aclosing(self._attempt(held, request, merge, search)) as chunks:
+                        async for chunk in chunks:
+                            if chunk.token_ids:
+                                held.first_token(chunk.usage)
+                            yield chunk
+                finally:
+                    live.request = None
+                    held.release(merge.token_ids())
+                if end := self._after_attempt(rid, merge, params, search):
+                    yield end
 
     # --- choosing ------------------------------------------------------------
 
     async def _reservation(
-        self, merge: OutputMerge, params: SamplingParams, search: _Search
+        self, merge: OutputMerge, asked: _Asked, search: _Search
     ) -> Reservation | None:
         """Reserve a route, waiting for one if ranks are on their way.
 
@@ -138,7 +154,7 @@ class Dispatcher:
             async with asyncio.timeout(self._limits.reroute_wait_s):
                 while True:
                     change = self._replicas.change()
-                    if held := self._reserve(merge, params, search.avoid):
+                    if held := self._reserve(merge, asked, search.avoid):
                         return held
                     await change.wait()
         except TimeoutError:
@@ -148,27 +164,25 @@ class Dispatcher:
             search.reason = f"{search.reason}; no other route within {wait_s:g} s"
             return None
 
-    def _reserve(
-        self, merge: OutputMerge, params: SamplingParams, avoid: set[RankId]
-    ) -> Reservation | None:
+    def _reserve(self, merge: OutputMerge, asked: _Asked, avoid: set[RankId]) -> Reservation | None:
         """Choose and book in one go: nothing is awaited, so no other request comes between."""
-        token_ids = merge.token_ids()
-        remaining = max(params.max_new_tokens - merge.produced, 0)
+        token_ids, salt = merge.token_ids(), asked.cache_salt
+        remaining = max(asked.params.max_new_tokens - merge.produced, 0)
         output = min(remaining, EXPECTED_OUTPUT_TOKENS)
         decode = None
         if both := self._replicas.routable(Role.UNIFIED, avoid):
-            prefill = self._prefill_policy.assign(both, token_ids)
+            prefill = self._prefill_policy.assign(both, token_ids, salt)
         else:
             first = self._replicas.routable(Role.PREFILL, avoid)
             second = self._replicas.routable(Role.DECODE, avoid)
             if not first or not second:
                 return None
-            prefill = self._prefill_policy.assign(first, token_ids)
-            decode = self._decode_policy.assign(second, token_ids)
+            prefill = self._prefill_policy.assign(first, token_ids, salt)
+            decode = self._decode_policy.assign(second, token_ids, salt)
         return Reservation(prefill, decode, prompt_tokens=len(token_ids), output_tokens=output)
 
     def _request(
-        self, rid: str, merge: OutputMerge, params: SamplingParams, held: Reservation
+        self, rid: str, merge: OutputMerge, asked: _Asked, held: Reservation
     ) -> TokenRequest:
         """Each attempt has an id of its own: a rank may still be dropping the one before."""
         token_ids: Int32Array = merge.token_ids()
@@ -181,8 +195,9 @@ class Dispatcher:
             rid=rid,
             token_ids=pack_ids(token_ids),
             prompt_len=len(token_ids) - merge.produced,
-            params=params,
+            params=asked.params,
             route=route,
+            cache_salt=asked.cache_salt,
         )
 
     # --- running ------------------------------------------------------------
@@ -215,7 +230,7 @@ class Dispatcher:
             )
 
     def _after_attempt(
-        self, merge: OutputMerge, params: SamplingParams, search: _Search
+        self, rid: str, merge: OutputMerge, params: SamplingParams, search: _Search
     ) -> TokenChunk | None:
         """Prepare another attempt where one is needed; the chunk that ends the stream if none is
         allowed.
@@ -228,7 +243,9 @@ class Dispatcher:
             return merge.fail(
                 ErrorKind.UNAVAILABLE, f"gave up after {search.reroutes} reroutes: {search.reason}"
             )
-        log.warning("routing again after %d tokens: %s", merge.produced, search.reason)
+        log.warning(
+            "routing again after %d tokens: %s", merge.produced, search.reason, extra={"rid": rid}
+        )
         search.reroutes += 1
         merge.restart()
         self._sink.count(metrics.REROUTES)

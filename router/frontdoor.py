@@ -7,6 +7,7 @@ each choice, and back to text (choice.py). Every stream is closed when the calle
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,15 +23,15 @@ from core.ports import TokenStreams
 from core.wire import SamplingParams
 from router.admission import Admission
 from router.choice import Choice
+from router.encoder import Encoder
 from router.meter import RequestMeter, status_of
 from router.prompt import PromptReader
 from router.rules import check
-from router.text.chat import ChatTemplate
-from router.text.request import ChatPrompt, Prompt, ServedModel, TextRequest, TextUsage
-from router.text.tokenizer import Tokenizer
+from router.text.request import DEFAULT_TERMS, ChatPrompt, Terms, TextRequest, TextUsage
 from router.textstream import LEAD_PROMPT_TOKENS, ChoiceStream, TextStream
 
-_INLINE_CHARS = 16_384  # longer texts are encoded in a thread: they take more than about 5 ms
+log = logging.getLogger(__name__)
+
 _SEED_BITS = 63
 
 
@@ -45,21 +46,21 @@ class FrontDoor:
     def __init__(
         self,
         streams: TokenStreams,
-        tokenizer: Tokenizer,
-        template: ChatTemplate | None,
-        model: ServedModel,
+        encoder: Encoder,
         *,
         admission: Admission,
         sink: MetricSink,
         clock: Clock,
+        terms: Terms = DEFAULT_TERMS,
         draw_seed: Callable[[], int] = draw_seed,
     ) -> None:
-        self.model = model
+        self.model = encoder.model
         self.clock = clock
-        self.tokenizer = tokenizer
+        self.tokenizer = encoder.tokenizer
         self.admission = admission
         self._streams = streams
-        self._template = template
+        self._encoder = encoder
+        self._terms = terms
         self._sink = sink
         self._draw_seed = draw_seed
         self._aborts: dict[str, Callable[[], None]] = {}  # request id -> how to stop it
@@ -73,15 +74,15 @@ class FrontDoor:
         """
         meter = RequestMeter(self._sink, self.clock)
         usage = TextUsage()
-        status = "aborted"  # what any exception means that is not named below
+        status, problem = "aborted", ""  # what any exception means that is not named below
         early = asyncio.Event()  # aborted before its stream was there
         assert request.rid not in self._aborts, request.rid
         self._aborts[request.rid] = early.set
         self._sink.set(metrics.RUNNING, self.running)
         try:
-            check(request, self.model)
+            check(request, self.model, self._terms)
             with self.admission.ticket(len(request.prompts) * request.n):
-                prompts = [await self._token_ids(p) for p in request.prompts]
+                prompts = [await self._encoder.prompt_ids(p) for p in request.prompts]
                 stream = self._start(request, prompts, meter, usage)
                 self._aborts[request.rid] = stream.abort
                 if early.is_set():
@@ -92,7 +93,7 @@ class FrontDoor:
                     await stream.aclose()
                 status = "aborted" if stream.aborted else "ok"
         except AntiphonError as error:
-            status = status_of(error)
+            status, problem = status_of(error), str(error)
             raise
         except Exception:
             status = "error"
@@ -101,6 +102,7 @@ class FrontDoor:
             del self._aborts[request.rid]
             self._sink.set(metrics.RUNNING, self.running)
             meter.end(status, usage)
+            _log_end(request.rid, status, problem, usage, meter.age_s)
 
     @property
     def running(self) -> int:
@@ -122,35 +124,7 @@ class FrontDoor:
 
         ``add_special`` is for texts: a chat template writes the special tokens itself.
         """
-        if _length(prompt) > _INLINE_CHARS:
-            return await asyncio.to_thread(self._encode, prompt, add_special)
-        return self._encode(prompt, add_special)
-
-    async def _token_ids(self, prompt: Prompt) -> list[int]:
-        """The tokens of one prompt, checked against the vocabulary."""
-        ids = list(prompt) if isinstance(prompt, tuple) else await self.encode(prompt)
-        param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
-        if not ids:
-            raise RequestError("the prompt is empty: give at least one token", param=param)
-        if min(ids) < 0 or max(ids) >= self.model.vocab_size:
-            raise RequestError(
-                f"token ids must be in [0, {self.model.vocab_size}); the prompt has "
-                f"{min(ids)} to {max(ids)}",
-                param=param,
-            )
-        return ids
-
-    def _encode(self, prompt: str | ChatPrompt, add_special: bool) -> list[int]:
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(_unicode(prompt, "prompt"), add_special=add_special)
-        if self._template is None:
-            raise RequestError(
-                f"the model {self.model.name!r} has no chat template: "
-                "send a prompt (/v1/completions, Generate)",
-                param="messages",
-            )
-        text = _unicode(self._template.render(prompt), "messages")
-        return self.tokenizer.encode(text, add_special=False)
+        return await self._encoder.encode(prompt, add_special=add_special)
 
     def _start(
         self, request: TextRequest, prompts: list[list[int]], meter: RequestMeter, usage: TextUsage
@@ -159,6 +133,9 @@ class FrontDoor:
         budgets = [self._budget(request, p, len(ids)) for p, ids in enumerate(prompts)]
         usage.prompt_tokens = sum(map(len, prompts))
         meter.started(usage.prompt_tokens)
+        salt = request.cache_salt
+        if self._terms.salt_by_key:
+            salt = f"{request.caller}:{salt}"
         choices = []
         for p, ids in enumerate(prompts):
             reader = self._reader(request, p, ids)
@@ -168,9 +145,15 @@ class FrontDoor:
             for i in range(request.n):
                 params = self._params(request, budgets[p], seed + i, scores=i == 0)
                 choice = self._choice(request, p * request.n + i, ids, reader)
-                tokens = partial(self._streams.stream, _rid(request, choice.index), ids, params)
+                rid = _rid(request, choice.index)
+                tokens = partial(self._streams.stream, rid, ids, params, salt)
                 choices.append(ChoiceStream(choice, tokens, leads=i == 0, lead=lead))
-        return TextStream(choices, meter, usage, timeout_s=request.timeout_s)
+        return TextStream(choices, meter, usage, timeout_s=self._timeout(request))
+
+    def _timeout(self, request: TextRequest) -> float | None:
+        """Seconds from arrival: the shorter of the caller's and the operator's."""
+        limits = (request.timeout_s, self._terms.request_timeout_s or None)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def _params(
         self, request: TextRequest, budget: int, seed: int, *, scores: bool
@@ -210,7 +193,9 @@ class FrontDoor:
         prompt = request.prompts[position]
         param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
         if prompt_tokens + (asked or 1) <= context:
-            limit = context - prompt_tokens if asked is None else asked
+            limit = asked
+            if limit is None:
+                limit = min(context - prompt_tokens, self._terms.max_output_tokens or context)
             _check_least(request.sampling.min_new_tokens, limit)
             return max(limit, 1)  # with 0 the prompt is only scored: that takes a step, too
         wish = "at least one token" if asked is None else f"{asked} tokens"
@@ -221,6 +206,21 @@ class FrontDoor:
             param=param,
             code="context_length_exceeded",
         )
+
+
+def _log_end(rid: str, status: str, problem: str, usage: TextUsage, age_s: float) -> None:
+    grave = status in {"unavailable", "error"}
+    log.log(
+        logging.WARNING if grave else logging.INFO,
+        "ended: %s after %.3f s, %d tokens of prompt, %d cached, %d of output%s",
+        status,
+        age_s,
+        usage.prompt_tokens,
+        usage.cached_tokens,
+        usage.completion_tokens,
+        f": {problem}" if problem else "",
+        extra={"rid": rid},
+    )
 
 
 def _rid(request: TextRequest, index: int) -> str:
@@ -234,19 +234,3 @@ def _check_least(least: int, limit: int) -> None:
             f"min_tokens is {least}, but the output can have at most {limit} tokens",
             param="min_tokens",
         )
-
-
-def _unicode(text: str, param: str) -> str:
-    """The text, unless it has half of a surrogate pair, which JSON can write and UTF-8 cannot."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise RequestError(f"{param} is not valid Unicode: {error}", param=param) from error
-    return text
-
-
-def _length(prompt: str | ChatPrompt) -> int:
-    """About how many characters the prompt has."""
-    if isinstance(prompt, str):
-        return len(prompt)
-    return sum(len(str(message.get("content"))) for message in prompt.messages)

@@ -198,10 +198,14 @@ def _shared(run: BlockHashes, hashes: BlockHashes, start: int) -> int:
 class QueuedPrefix:
     """One request's place in the index, from the moment it is sent until it ends."""
 
-    def __init__(self, index: PrefixIndex, shelf: Shelf, hashes: BlockHashes) -> None:
+    def __init__(
+        self, index: PrefixIndex, shelf: Shelf, hashes: BlockHashes, cache_salt: str = ""
+    ) -> None:
+        """``cache_salt`` is the one in ``hashes``."""
         self.shelf = shelf
         self._index = index
         self._hashes = hashes
+        self._salt = cache_salt
         self._queued = True
         index.pin(shelf, hashes)
 
@@ -219,5 +223,5 @@ class QueuedPrefix:
             if not self.shelf.gone:
                 self._index.cancel(self.shelf, self._hashes, now)
         elif token_ids is not None:
-            hashes = block_hashes(token_ids, known=self._hashes)
+            hashes = block_hashes(token_ids, self._salt, known=self._hashes)
             self._index.insert(self.shelf, hashes, now)

@@ -8,12 +8,15 @@ from collections.abc import Iterable
 from core.errors import RequestError
 from core.wire import SamplingParams
 from router.text.request import (
+    DEFAULT_TERMS,
     MAX_BIASES,
     MAX_CHOICES,
+    MAX_SALT_CHARS,
     MAX_STOP_TOKENS,
     MAX_STOPS,
     MAX_TOP_LOGPROBS,
     ServedModel,
+    Terms,
     TextRequest,
 )
 
@@ -25,10 +28,15 @@ _REPETITION = (0.01, 100.0)  # what is further out turns a float32 logit into in
 _BIAS = (-100.0, 100.0)
 
 
-def check(request: TextRequest, model: ServedModel) -> None:
+def check(request: TextRequest, model: ServedModel, terms: Terms = DEFAULT_TERMS) -> None:
     """Raise RequestError for the first rule that the request breaks."""
     sampling, vocab = request.sampling, model.vocab_size
-    groups = (_of_request(request), _of_choosing(sampling), _of_tokens(sampling, vocab))
+    groups = (
+        _of_request(request),
+        _of_operator(request, terms),
+        _of_choosing(sampling),
+        _of_tokens(sampling, vocab),
+    )
     for holds, param, message in (rule for group in groups for rule in group):
         if not holds:
             raise RequestError(f"{param} {message}", param=param)
@@ -44,6 +52,23 @@ def _of_request(request: TextRequest) -> Iterable[_Rule]:
         yield limit is None or limit >= 1, "max_tokens", "must be at least 1, or 0 with echo"
     yield all(request.stops), "stop", "must not contain an empty string"
     yield len(request.stops) <= MAX_STOPS, "stop", f"must have at most {MAX_STOPS} strings"
+    salt = request.cache_salt
+    yield (
+        len(salt) <= MAX_SALT_CHARS,
+        "cache_salt",
+        f"must have at most {MAX_SALT_CHARS} characters",
+    )
+    yield not any("\ud800" <= c <= "\udfff" for c in salt), "cache_salt", "is not valid Unicode"
+
+
+def _of_operator(request: TextRequest, terms: Terms) -> Iterable[_Rule]:
+    choices, most = len(request.prompts) * request.n, terms.max_choices
+    wish = f"asks for {choices} choices in all, and this server makes {most} (router.max_choices)"
+    yield choices <= most, "prompt" if request.n == 1 else "n", wish
+    limit = terms.max_output_tokens
+    asked = request.max_new_tokens or 0
+    message = f"must be at most {limit} (router.max_output_tokens)"
+    yield not limit or asked <= limit, "max_tokens", message
 
 
 def _of_choosing(sampling: SamplingParams) -> Iterable[_Rule]:

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
 install_import_hook(
@@ -18,6 +19,12 @@ install_import_hook(
     ],
     "beartype.beartype",
 )
+
+# How long an example takes says more about the machine's neighbours than about the code.
+settings.register_profile(
+    "any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any-machine")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,4 +1,7 @@
-"""Engine: events in, ``step(now)``, reports out. Synchronous, single-threaded, no I/O, no clock."""
+"""Engine: events in, ``step(now)``, reports out. Synchronous, single-threaded, no I/O.
+
+No decision reads a clock: the recorder's only tells how old a request is and how long things took.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from core.clock import RealClock
 from core.errors import TransferError
 from core.rpc.events import (
     Aborted,
     PeerLost,
     PeerMessage,
     Pinged,
+    QueuesAsked,
     RankEvent,
     RouterLost,
     StatusAsked,
@@ -26,6 +31,7 @@ from core.wire import (
     TokenRequest,
 )
 from worker.plan import Runner
+from worker.recorder import Facts, Recorder
 from worker.roles.base import Role
 from worker.scheduler.scheduler import Scheduler
 from worker.sequence import Sequence, SequenceState
@@ -45,7 +51,9 @@ class Engine:
     runner: Runner[Any]  # opaque tickets
     streams: Streams
     drop_peer: Callable[[str], None]
+    recorder: Recorder = field(default_factory=lambda: Recorder(RealClock()))
     steps: int = 0
+    stuck_steps: int = 0  # counted by the watchdog
     _pinged: set[str] = field(default_factory=set)
     _stuck: bool = False  # the last step found nothing to run, and no event came since
 
@@ -68,7 +76,7 @@ class Engine:
                 self._hear(peer, data)
             case PeerLost(peer):
                 self.role.on_peer_lost(peer)
-            case StatusAsked():
+            case StatusAsked() | QueuesAsked():
                 raise AssertionError("the step loop answers for itself")
 
     def _hear(self, peer: str, data: bytes) -> None:
@@ -80,15 +88,35 @@ class Engine:
 
     def step(self, now: float) -> dict[str, StepReport]:
         """Run one step if anything can run; what is to be said to each router."""
+        lap = self.recorder.lap
+        lap("poll")
         self.role.poll(now)
+        lap("plan")
         step = self.scheduler.next_plan()
         self._stuck = step is None
         if step is not None:
+            self.recorder.planned(self.steps + 1, step)
+            lap("launch")
             ticket = self.runner.launch(step.plan)
             self.steps += 1
-            for progress in self.scheduler.absorb(step, self.runner.collect(ticket)):
+            lap("collect")
+            result = self.runner.collect(ticket)
+            lap("absorb")
+            for progress in self.scheduler.absorb(step, result):
                 self.role.advance(progress)
+        lap("report")
         return self._reports()
+
+    def facts(self) -> Facts:
+        """How it stands, for the recorder: nothing that would have to be counted."""
+        scheduler = self.scheduler
+        return Facts(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            live=len(self.streams),
+            free_pages=scheduler.cache.slots.free,
+            retractions=scheduler.retractions,
+        )
 
     @property
     def idle(self) -> bool:
@@ -99,6 +127,7 @@ class Engine:
         waiting = [*self.scheduler.waiting, *self.role.waiting]
         account = self.scheduler.cache.account()
         sent, received = self.role.kv_bytes
+        now = self.recorder.clock.now()
         return LoadReport(
             waiting_requests=len(waiting),
             waiting_tokens=sum(s.length for s in waiting) + self.scheduler.uncomputed_tokens,
@@ -114,6 +143,10 @@ class Engine:
             retractions=self.scheduler.retractions,
             kv_bytes_sent=sent,
             kv_bytes_received=received,
+            oldest_waiting_s=max((now - s.arrived_s for s in waiting), default=0.0),
+            last_step_s=self.recorder.last_step_s,
+            busy_s=self.recorder.busy_s,
+            stuck_steps=self.stuck_steps,
         )
 
     def _reports(self) -> dict[str, StepReport]:
@@ -130,7 +163,16 @@ class Engine:
             self.streams.refuse(request, router, ErrorKind.INVALID, problem)
             self.role.refuse(request, ErrorKind.INVALID, problem)
             return
+        log.info(
+            "submitted: %d tokens, of which %d prompt, at most %d of output, room %d",
+            len(request.token_ids) // 4,
+            request.prompt_len,
+            request.params.max_new_tokens,
+            request.route.room,
+            extra={"rid": request.rid},
+        )
         sequence = Sequence.of(request, router, self.scheduler.limits.context_len)
+        sequence.arrived_s = self.recorder.clock.now()
         self.streams.open(sequence)
         self.role.admit(sequence)
 

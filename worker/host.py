@@ -20,6 +20,7 @@ from core.wire import Incarnation, RankInfo, Role
 from worker.attention.base import ATTENTION
 from worker.build import Built, build
 from worker.loop import StepLoop
+from worker.watchdog import Watchdog
 
 
 class RankHost:
@@ -32,6 +33,7 @@ class RankHost:
         self._server = server
         self._links = links
         self._loop = loop
+        self._watch: asyncio.Task[None] | None = None
 
     @property
     def info(self) -> RankInfo:
@@ -60,10 +62,19 @@ class RankHost:
         wiring.connect(loop, links)
         loop.start()
         await server.start(loop)
-        return cls(built, server, links, loop)
+        host = cls(built, server, links, loop)
+        host._watch_over(spec.group.watchdog_s)
+        return host
+
+    def _watch_over(self, limit_s: float) -> None:
+        if limit_s:
+            dog = Watchdog(limit_s, self._loop.recorder, self._loop.stack, self._loop.count_stuck)
+            self._watch = asyncio.create_task(dog.run())
 
     async def stop(self) -> None:
         """Stop serving; live requests end with their sessions."""
+        if self._watch is not None:
+            self._watch.cancel()
         await self._server.stop()
         await asyncio.to_thread(self._loop.stop)
         if self._links is not None:

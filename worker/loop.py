@@ -9,9 +9,12 @@ import threading
 from collections.abc import Callable
 
 from core.clock import Clock
-from core.rpc.events import RankEvent, StatusAsked
+from core.dump import RankDump, format_busy, format_step, thread_stacks
+from core.rpc.events import QueuesAsked, RankEvent, StatusAsked
 from core.wire import RankInfo, RankStatus, StepReport
 from worker.engine import Engine
+from worker.queues import queues
+from worker.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +22,7 @@ Deliver = Callable[[str, StepReport], None]
 
 IDLE_WAIT_S = 0.5  # how late an idle rank may notice a time-out of its own
 YOUNG_COLLECTION_STEPS = 512  # steps between collections of young garbage while busy
+LAST_WORDS = 16  # turns that a dying loop logs
 
 
 class StepLoop:
@@ -38,6 +42,7 @@ class StepLoop:
         on_crash: Callable[[], None],
     ) -> None:
         self._engine = engine
+        self.recorder = engine.recorder = Recorder(clock)
         self.info = info
         self._clock = clock
         self._deliver = deliver
@@ -64,6 +69,27 @@ class StepLoop:
         self.wake()
         self._thread.join(timeout_s)
 
+    def glance(self) -> RankDump:
+        """What can be seen from any thread; see StepPort."""
+        return RankDump(
+            incarnation=self.info.incarnation,
+            uptime_s=self._clock.now() - self._started_s,
+            busy=self.recorder.busy(),
+            stuck_steps=self._engine.stuck_steps,
+            steps=self.recorder.records(),
+            threads=thread_stacks(),
+        )
+
+    def stack(self) -> str:
+        """Where the step thread is; for the watchdog."""
+        ident = self._thread.ident
+        stacks = () if ident is None else thread_stacks((ident,))
+        return stacks[0].stack if stacks else "it has ended"
+
+    def count_stuck(self) -> None:
+        """The watchdog found a turn that takes too long."""
+        self._engine.stuck_steps += 1
+
     def _run(self) -> None:
         gc.collect()
         gc.freeze()  # model and libraries never become garbage: keep them out of every pass
@@ -71,20 +97,41 @@ class StepLoop:
         try:
             while not self._stopping.is_set():
                 self._turn()
-        finally:  # an exception goes on to threading.excepthook, which prints it
+        except BaseException as error:
+            self._last_words(error)
+            raise  # to threading.excepthook
+        finally:
             gc.enable()
             if not self._stopping.is_set():
-                log.critical("the step loop of %s died", self.info.incarnation)
-                self._on_crash()
+                self._on_crash()  # may end the process
+
+    def _last_words(self, error: BaseException) -> None:
+        """Log the exception that ends the loop, what was running, and what ran before."""
+        busy = self.recorder.busy()
+        log.critical(
+            "the step loop of %s died %s; the last steps were:\n%s",
+            self.info.incarnation,
+            format_busy(busy) if busy is not None else "while it waited",
+            "\n".join(map(format_step, self.recorder.records()[-LAST_WORDS:])),
+            exc_info=error,
+        )
 
     def _turn(self) -> None:
-        for event in self._events():
-            if isinstance(event, StatusAsked):
-                event.reply(self._status())
-            elif event is not None:
-                self._engine.handle(event)
+        events = self._events()
+        self.recorder.begin("events")
+        for event in events:
+            match event:
+                case StatusAsked(reply=reply):
+                    reply(self._status())
+                case QueuesAsked(reply=reply):
+                    reply(queues(self._engine, self._clock.now()))
+                case None:
+                    continue
+                case _:
+                    self._engine.handle(event)
         for router, report in self._engine.step(self._clock.now()).items():
             self._deliver(router, report)
+        self.recorder.end(self._engine.facts())
         if not self._engine.idle:
             self._tidy = False
             if self._engine.steps % YOUNG_COLLECTION_STEPS == 0:

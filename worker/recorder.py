@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from core.clock import Clock
 from core.dump import Busy, StepRecord
-from worker.plan import RowKind, StepPlan
+from worker.plan import RowKind
+from worker.scheduler.scheduler import Scheduled, Step
 
 KEPT = 256  # turns
 LONG_S = 0.05  # a turn without a step is kept when it took this long
@@ -18,11 +19,13 @@ LONG_S = 0.05  # a turn without a step is kept when it took this long
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The size of a plan."""
+    """What a turn runs."""
 
+    step: int = 0  # of the engine, since start
     extend_rows: int = 0
     decode_rows: int = 0
     tokens: int = 0
+    batch: tuple[Scheduled, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +37,6 @@ class Facts:
     live: int = 0
     free_pages: int = 0
     retractions: int = 0
-
-
-NOTHING = Planned()
 
 
 class Recorder:
@@ -54,8 +54,7 @@ class Recorder:
         self._lap = ""
         self._lap_began = 0.0
         self._laps: dict[str, float] = {}
-        self._step = 0
-        self._plan = NOTHING
+        self._plan = Planned()
 
     # --- the step thread ----------------------------------------------------------------------
 
@@ -66,7 +65,6 @@ class Recorder:
         self._at = self.clock.epoch()
         self._lap, self._lap_began = first_lap, now
         self._laps = {}
-        self._plan = NOTHING
         self._began = now
 
     def lap(self, name: str) -> None:
@@ -75,27 +73,27 @@ class Recorder:
         self._laps[self._lap] = now - self._lap_began
         self._lap, self._lap_began = name, now
 
-    def planned(self, step: int, plan: StepPlan) -> None:
-        """The turn runs this step."""
-        decodes = plan.kinds.count(RowKind.DECODE)
-        self._step = step
-        self._plan = Planned(len(plan.kinds) - decodes, decodes, plan.tokens)
+    def planned(self, number: int, step: Step) -> None:
+        """The turn runs this step of the engine."""
+        kinds = step.plan.kinds
+        decodes = kinds.count(RowKind.DECODE)
+        self._plan = Planned(number, len(kinds) - decodes, decodes, step.plan.tokens, step.batch)
 
     def end(self, facts: Facts) -> None:
         """The turn is over."""
-        if self._began is None:
-            return
+        assert self._began is not None, "end without begin"
         now, plan = self.clock.now(), self._plan
         self._laps[self._lap] = now - self._lap_began
         took_s = now - self._began
         self._began = None
-        if plan is not NOTHING:
+        self._plan = Planned(step=plan.step)  # lets go of the sequences
+        if plan.batch:
             self.busy_s += took_s
             self.last_step_s = took_s
         elif took_s < LONG_S:
             return
         self._ring[self._written % len(self._ring)] = StepRecord(
-            step=self._step,
+            step=plan.step,
             at=self._at,
             took_s=took_s,
             laps=self._laps,
@@ -121,10 +119,11 @@ class Recorder:
             turn=turn,
             for_s=max(0.0, self.clock.now() - began),
             lap=self._lap,
-            step=self._step,
+            step=plan.step,
             extend_rows=plan.extend_rows,
             decode_rows=plan.decode_rows,
             tokens=plan.tokens,
+            rids=tuple(part.sequence.rid for part in plan.batch),
         )
 
     def records(self) -> tuple[StepRecord, ...]:

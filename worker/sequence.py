@@ -72,6 +72,7 @@ class Sequence:
     router: str  # whose request it is
     tokens: Int32Array  # buffer; ``tokens[:length]`` are the ids
     length: int
+    arrived_s: float = 0.0  # monotonic, for ages
     state: SequenceState = SequenceState.WAITING
     row: int = NO_ROW  # in the request table, while it owns pages
     node: Node | None = None  # deepest locked tree node: holds [0, shared_len)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from core.wire import (
@@ -14,6 +15,8 @@ from core.wire import (
     Usage,
 )
 from worker.sequence import Sequence
+
+log = logging.getLogger(__name__)
 
 
 class Streams:
@@ -50,6 +53,11 @@ class Streams:
         """Say the newest token, and with ``finish`` or ``last`` that this leg is done."""
         self.output_tokens += 1
         first = not sequence.accounted
+        if first:
+            cached = sequence.cached_len
+            log.info("first token, %d tokens cached", cached, extra={"rid": sequence.rid})
+        if last or finish is not None:
+            _log_end(sequence, finish, None)
         self._say(
             sequence.router,
             TokenChunk(
@@ -68,6 +76,7 @@ class Streams:
         self, sequence: Sequence, finish: FinishReason | None, error: StreamError | None
     ) -> None:
         """Say that this leg is done without a further token."""
+        _log_end(sequence, finish, error)
         chunk = TokenChunk(
             rid=sequence.rid,
             offset=sequence.output_len,
@@ -80,6 +89,7 @@ class Streams:
 
     def refuse(self, request: TokenRequest, router: str, kind: ErrorKind, message: str) -> None:
         """Answer a request that never became a sequence."""
+        log.info("refused: %s", message, extra={"rid": request.rid})
         offset = len(request.token_ids) // 4 - request.prompt_len
         error = StreamError(kind=kind, message=message)
         chunk = TokenChunk(
@@ -110,3 +120,16 @@ class Streams:
 
     def _say(self, router: str, chunk: TokenChunk) -> None:
         self._chunks.setdefault(router, []).append(chunk)
+
+
+def _log_end(sequence: Sequence, finish: FinishReason | None, error: StreamError | None) -> None:
+    """Only our own defects are errors here: what else went wrong, the router can judge."""
+    internal = error is not None and error.kind is ErrorKind.INTERNAL
+    log.log(
+        logging.ERROR if internal else logging.INFO,
+        "ended: %s, %d tokens of output%s",
+        "left to the other leg" if finish is None else finish.value,
+        sequence.output_len,
+        "" if error is None else f": {error.message}",
+        extra={"rid": sequence.rid},
+    )

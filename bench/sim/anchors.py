@@ -20,7 +20,9 @@ class LeastRequests:
     def __init__(self) -> None:
         self._lot = Random(0)
 
-    def assign(self, candidates: Sequence[C], token_ids: Int32Array) -> tuple[C, Ticket]:
+    def assign(
+        self, candidates: Sequence[C], token_ids: Int32Array, cache_salt: str = ""
+    ) -> tuple[C, Ticket]:
         least = min(c.outstanding_requests for c in candidates)
         ties = [c for c in candidates if c.outstanding_requests == least]
         return self._lot.choice(ties), Forgotten()
@@ -52,7 +54,9 @@ class Threshold:
         self._views = Views()
         self._lot = Random(0)
 
-    def assign(self, candidates: Sequence[C], token_ids: Int32Array) -> tuple[C, Ticket]:
+    def assign(
+        self, candidates: Sequence[C], token_ids: Int32Array, cache_salt: str = ""
+    ) -> tuple[C, Ticket]:
         chosen = self._choose(candidates, token_ids)
         self._views.of(chosen.incarnation).insert(token_ids, token_ids)
         return chosen, Forgotten()
@@ -84,7 +88,9 @@ class BlockCost:
         self._prefill: dict[Incarnation, int] = {}  # tokens
         self._decode: dict[Incarnation, int] = {}
 
-    def assign(self, candidates: Sequence[C], token_ids: Int32Array) -> tuple[C, Ticket]:
+    def assign(
+        self, candidates: Sequence[C], token_ids: Int32Array, cache_salt: str = ""
+    ) -> tuple[C, Ticket]:
         size = len(token_ids)
         new = {}
         costs = []

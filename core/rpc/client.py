@@ -16,9 +16,10 @@ import grpc
 import msgspec
 
 from core.codec import Codec, to_rank_codec, to_router_codec
+from core.dump import RankDump
 from core.errors import RankLost
 from core.rpc.link import Outbox, Pulse, converse, explain
-from core.rpc.service import CHANNEL_OPTIONS, SESSION, STATUS, path
+from core.rpc.service import CHANNEL_OPTIONS, DUMP, SESSION, STATUS, path
 from core.wire import (
     PROTOCOL_VERSION,
     Abort,
@@ -183,6 +184,24 @@ class RankClient:
             self._lost = reason
             for stream in self._streams.values():
                 stream.put_nowait(None)
+
+
+async def ask_dump(incarnation: Incarnation, timeout_s: float = 3.0) -> RankDump:
+    """What a rank is doing; without a session, because a rank whose steps hang has none.
+
+    Raises RankLost where nobody, or another incarnation, answers in time.
+    """
+    try:
+        async with grpc.aio.insecure_channel(
+            incarnation.endpoint, options=CHANNEL_OPTIONS
+        ) as channel:
+            answer = await channel.unary_unary(path(DUMP))(b"", timeout=timeout_s)
+        dump = Codec[RankDump](RankDump).decode(answer)
+    except (grpc.RpcError, grpc.aio.BaseError, msgspec.MsgspecError) as error:
+        raise RankLost(f"{incarnation} gave no dump: {explain(error)}") from error
+    if dump.incarnation.nonce != incarnation.nonce:
+        raise RankLost(f"looked for {incarnation} and found {dump.incarnation}")
+    return dump
 
 
 async def _greet(call: Any, incarnation: Incarnation, router_id: str) -> RankInfo:

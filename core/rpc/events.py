@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from core.dump import QueueView, RankDump
 from core.wire import RankInfo, RankStatus, TokenRequest
 
 
@@ -65,7 +66,16 @@ class StatusAsked:
     reply: Callable[[RankStatus], None]
 
 
-RankEvent = Submitted | Aborted | RouterLost | Pinged | PeerMessage | PeerLost | StatusAsked
+@dataclass(frozen=True, slots=True)
+class QueuesAsked:
+    """Someone wants a QueueView. ``reply`` is like that of StatusAsked."""
+
+    reply: Callable[[QueueView], None]
+
+
+RankEvent = (
+    Submitted | Aborted | RouterLost | Pinged | PeerMessage | PeerLost | StatusAsked | QueuesAsked
+)
 
 
 class StepPort(Protocol):
@@ -78,4 +88,8 @@ class StepPort(Protocol):
 
     def post(self, event: RankEvent) -> None:
         """Queue an event for the step thread. Called from another thread; must not block."""
+        ...
+
+    def glance(self) -> RankDump:
+        """What can be seen from any thread, also while a step hangs: all but the queues."""
         ...

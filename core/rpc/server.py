@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import grpc
 import msgspec
 
 from core.codec import Codec, to_rank_codec, to_router_codec
+from core.dump import QueueView, RankDump
 from core.errors import PreflightError
 from core.rpc import events
 from core.rpc.hop import Hop
 from core.rpc.link import Context, Outbox, Pulse, converse
 from core.rpc.peer import LinkPace, Parcel, PeerDesk
-from core.rpc.service import PEER, SERVER_OPTIONS, SERVICE, SESSION, STATUS
+from core.rpc.service import DUMP, PEER, SERVER_OPTIONS, SERVICE, SESSION, STATUS
 from core.wire import (
     PROTOCOL_VERSION,
     Abort,
@@ -36,6 +38,8 @@ from core.wire import (
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 HELLO_TIMEOUT_S = 5.0
 
 
@@ -46,6 +50,7 @@ class ServerLimits:
     router_grace_s: float = 2.0  # a router whose session ended may come back within this
     router_silence_s: float = 15.0  # routers ping every second
     outbox_bytes: int = 16 * 2**20  # reports one router has not read yet
+    queues_timeout_s: float = 1.0  # a dump comes without queues where the step loop takes longer
     peer_pace: LinkPace = field(default_factory=LinkPace)
 
 
@@ -69,6 +74,7 @@ class RankServer:
         self._to_rank: Codec[ToRank] = to_rank_codec()
         self._to_router: Codec[ToRouter] = to_router_codec()
         self._status: Codec[RankStatus] = Codec(RankStatus)
+        self._dump: Codec[RankDump] = Codec(RankDump)
         self._outboxes: dict[str, Outbox] = {}  # router -> its session
         self._graces: dict[str, asyncio.TimerHandle] = {}
         self._hop: Hop[_ToRouter | Parcel] = Hop(self._loop, self._forward)
@@ -90,6 +96,7 @@ class RankServer:
             SESSION: grpc.stream_stream_rpc_method_handler(self._session),
             PEER: grpc.stream_stream_rpc_method_handler(self._peer),
             STATUS: grpc.unary_unary_rpc_method_handler(self._answer_status),
+            DUMP: grpc.unary_unary_rpc_method_handler(self._answer_dump),
         }
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, handlers),)
@@ -229,7 +236,22 @@ class RankServer:
         rank.post(events.StatusAsked(reply))
         return self._status.encode(await answer)
 
+    async def _answer_dump(self, _: bytes, context: Context) -> bytes:
+        """Answer in any case; a step loop that hangs has no queues to show."""
+        rank = await self._serving(context)
+        answer: asyncio.Future[QueueView] = self._loop.create_future()
 
-def _settle(answer: asyncio.Future[RankStatus], status: RankStatus) -> None:
+        def reply(queues: QueueView) -> None:
+            self._loop.call_soon_threadsafe(_settle, answer, queues)
+
+        rank.post(events.QueuesAsked(reply))
+        timeout_s = self._limits.queues_timeout_s
+        await asyncio.wait([answer], timeout=timeout_s)
+        note = "" if answer.done() else f"the step loop did not show its queues in {timeout_s:g} s"
+        queues = answer.result() if answer.done() else None
+        return self._dump.encode(msgspec.structs.replace(rank.glance(), queues=queues, note=note))
+
+
+def _settle(answer: asyncio.Future[T], value: T) -> None:
     if not answer.done():  # the caller's deadline may have passed
-        answer.set_result(status)
+        answer.set_result(value)

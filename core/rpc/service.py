@@ -9,7 +9,8 @@ from __future__ import annotations
 SERVICE = "antiphon.Worker"
 SESSION = "Session"  # bidirectional, wire.ToRank -> wire.ToRouter: one message per engine step
 PEER = "Peer"  # bidirectional, PeerHello and then opaque frames, both ways
-STATUS = "Status"  # unary, empty -> wire.RankStatus
+STATUS = "Status"  # unary, empty -> wire.RankStatus, from the step loop
+DUMP = "Dump"  # unary, empty -> dump.RankDump, with or without the step loop
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 

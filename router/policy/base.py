@@ -78,8 +78,13 @@ class Forgotten:
 class Policy(Protocol):
     """May keep state of its own, such as whose turn it is or who holds which prefix."""
 
-    def assign(self, candidates: Sequence[C], token_ids: Int32Array) -> tuple[C, Ticket]:
-        """One of ``candidates``, which is not empty, for a prompt of ``token_ids``."""
+    def assign(
+        self, candidates: Sequence[C], token_ids: Int32Array, cache_salt: str = ""
+    ) -> tuple[C, Ticket]:
+        """One of ``candidates``, which is not empty, for a prompt of ``token_ids``.
+
+        A prefix is of use only to requests of its own ``cache_salt``.
+        """
         ...
 
     def forget(self, life: Incarnation) -> None:

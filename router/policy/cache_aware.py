@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import exp
 
 from core import metrics
-from core.block_hash import BLOCK_TOKENS, BlockHashes, block_hashes
+from core.block_hash import BLOCK_TOKENS, block_hashes
 from core.clock import Clock
 from core.metrics import MetricSink
 from core.wire import Incarnation, Int32Array
@@ -64,9 +64,11 @@ class CacheAware:
         self._group = Speed()
         self._turns = RoundRobin()
 
-    def assign(self, candidates: Sequence[C], token_ids: Int32Array) -> tuple[C, Ticket]:
+    def assign(
+        self, candidates: Sequence[C], token_ids: Int32Array, cache_salt: str = ""
+    ) -> tuple[C, Ticket]:
         now = self._clock.now()
-        hashes = block_hashes(token_ids)
+        hashes = block_hashes(token_ids, cache_salt)
         held = self._index.match(hashes)
         offers = [(c, self._offer(c, len(token_ids), held, now)) for c in candidates]
         limit = (1 + TIE) * min(offer.cost for _, offer in offers)
@@ -74,8 +76,9 @@ class CacheAware:
         room = min(offer.rank.shelf.held for _, offer in cheap)
         chosen = self._turns.next([c for c, offer in cheap if offer.rank.shelf.held == room])
         offer = next(offer for c, offer in cheap if c is chosen)
+        prefix = QueuedPrefix(self._index, offer.rank.shelf, hashes, cache_salt)
         self._count(offer, max(other.cached_tokens for _, other in offers))
-        return chosen, self._ticket(offer, token_ids, hashes, now)
+        return chosen, self._ticket(offer, token_ids, prefix, now)
 
     def forget(self, life: Incarnation) -> None:
         self._ranks.pop(life, None)
@@ -123,12 +126,11 @@ class CacheAware:
         self._sink.count(metrics.ROUTING_DECISIONS, labels=(reason,))
 
     def _ticket(
-        self, offer: _Offer, token_ids: Int32Array, hashes: BlockHashes, now: float
+        self, offer: _Offer, token_ids: Int32Array, prefix: QueuedPrefix, now: float
     ) -> _Ticket:
         tokens, cached = len(token_ids), offer.cached_tokens
         prefill = Prefill(tokens, work_of(tokens, cached), sent_at=now)
         offer.rank.queue.sent(prefill)
-        prefix = QueuedPrefix(self._index, offer.rank.shelf, hashes)
         return _Ticket(self._clock, self._sink, offer, prefill, prefix)
 
 

@@ -27,8 +27,10 @@ class DecodeLoad:
         self._index = index
         self._turns = RoundRobin()
 
-    def assign(self, candidates: Sequence[C], token_ids: Int32Array) -> tuple[C, Ticket]:
-        hashes = block_hashes(token_ids)
+    def assign(
+        self, candidates: Sequence[C], token_ids: Int32Array, cache_salt: str = ""
+    ) -> tuple[C, Ticket]:
+        hashes = block_hashes(token_ids, cache_salt)
         held = self._index.match(hashes)
         shelves = {c.incarnation: self._shelf(c) for c in candidates}
         least = min(_fill(c) for c in candidates)
@@ -40,7 +42,7 @@ class DecodeLoad:
 
         best = min(order(c) for c in candidates)
         chosen = self._turns.next([c for c in candidates if order(c) == best])
-        prefix = QueuedPrefix(self._index, shelves[chosen.incarnation], hashes)
+        prefix = QueuedPrefix(self._index, shelves[chosen.incarnation], hashes, cache_salt)
         return chosen, _Ticket(prefix, self._clock)
 
     def forget(self, life: Incarnation) -> None:

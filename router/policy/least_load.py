@@ -24,7 +24,9 @@ class LeastLoad:
     def __init__(self) -> None:
         self._turns = RoundRobin()
 
-    def assign(self, candidates: Sequence[C], token_ids: Int32Array) -> tuple[C, Ticket]:
+    def assign(
+        self, candidates: Sequence[C], token_ids: Int32Array, cache_salt: str = ""
+    ) -> tuple[C, Ticket]:
         least = min(_load(candidate) for candidate in candidates)
         ties = [candidate for candidate in candidates if _load(candidate) == least]
         return self._turns.next(ties), Forgotten()

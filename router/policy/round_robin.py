@@ -27,7 +27,9 @@ class RoundRobin:
         self._last = chosen.rank
         return chosen
 
-    def assign(self, candidates: Sequence[C], token_ids: Int32Array) -> tuple[C, Ticket]:
+    def assign(
+        self, candidates: Sequence[C], token_ids: Int32Array, cache_salt: str = ""
+    ) -> tuple[C, Ticket]:
         return self.next(candidates), Forgotten()
 
     def forget(self, life: Incarnation) -> None:

@@ -15,6 +15,7 @@ MAX_STOP_TOKENS = 1024
 MAX_BIASES = 1024
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
+MAX_SALT_CHARS = 256
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +43,8 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     skip_special: bool = True  # do not show special tokens
     echo: bool = False  # give the prompt back with the first event of each choice
     timeout_s: float | None = None  # from arrival; then every choice ends with ABORT
+    cache_salt: str = ""  # cached prefixes are shared only where it is the same
+    caller: str = ""  # who asks (router/keys.py)
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -95,6 +98,18 @@ class TextUsage(msgspec.Struct, kw_only=True):
     prompt_tokens: int = 0  # each prompt once, whatever n is
     completion_tokens: int = 0  # of all choices
     cached_tokens: int = 0  # of the prompts, found in a prefix cache
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What the operator lets one request have; the keys of RouterConfig."""
+
+    max_output_tokens: int = 0  # of one choice; 0: the context
+    max_choices: int = MAX_CHOICES  # of all prompts together
+    request_timeout_s: float = 0.0  # from arrival; 0: none
+    salt_by_key: bool = False  # each caller is a cache tenant
+
+
+DEFAULT_TERMS = Terms()
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ import tokenizers
 
 from core.errors import ModelError
 from core.registry import Entry, Registry
+from router.text.least import LeastTokens, read_least
 from router.text.token_bytes import TokenBytes, read_decoder
 
 
@@ -35,6 +36,10 @@ class Tokenizer(Protocol):
     @property
     def strips_first_space(self) -> bool:
         """Whether a text's first space belongs to the encoding, not to the text."""
+        ...
+
+    def least_tokens(self, text: str) -> int:
+        """No more than the tokens of ``text``, found by its length alone; may be 0."""
         ...
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
@@ -62,7 +67,11 @@ class HfTokenizer:
     """The ``tokenizer.json`` of a model folder, through the ``tokenizers`` library."""
 
     def __init__(
-        self, inner: tokenizers.Tokenizer, table: TokenBytes, config: dict[str, Any]
+        self,
+        inner: tokenizers.Tokenizer,
+        table: TokenBytes,
+        config: dict[str, Any],
+        least: LeastTokens,
     ) -> None:
         inner.no_truncation()  # a prompt is refused or served whole
         inner.no_padding()
@@ -76,6 +85,7 @@ class HfTokenizer:
         self.bos_id = self._id_of(config.get("bos_token"))
         self.eos_id = self._id_of(config.get("eos_token"))
         self.strips_first_space = table.strips_first_space
+        self.least_tokens = least.of
 
     def _id_of(self, token: Any) -> int | None:  # opaque: a string, or {"content": string}
         content = token.get("content") if isinstance(token, dict) else token
@@ -104,6 +114,9 @@ class BytesTokenizer:
     eos_id = 257
     strips_first_space = False
 
+    def least_tokens(self, text: str) -> int:
+        return len(text)
+
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         return list(text.encode("utf-8"))
 
@@ -123,7 +136,8 @@ def open_hf(folder: Path) -> HfTokenizer:
         inner = tokenizers.Tokenizer.from_str(raw)
     except Exception as error:  # the library raises no narrower one
         raise ModelError(f"{path} is not a tokenizer this library can read: {error}") from error
-    return HfTokenizer(inner, table, read_tokenizer_config(folder))
+    least = read_least(json.loads(raw), table, inner.get_vocab(with_added_tokens=True))
+    return HfTokenizer(inner, table, read_tokenizer_config(folder), least)
 
 
 def open_bytes(folder: Path) -> BytesTokenizer:

@@ -1,7 +1,7 @@
 """Random arrivals, aborts, evictions and retractions against the whole engine but the model.
 
-After every step each page has exactly one place and serves one salt, and every finished request has the tokens that
-the reference generates alone.
+After every step each page has exactly one place and serves one salt, and every finished request has
+the tokens that the reference generates alone.
 """
 
 from __future__ import annotations

@@ -10,11 +10,12 @@ import httpx
 from core.clock import VirtualClock
 from core.metrics import PrometheusSink
 from router.admission import Admission
+from router.encoder import Encoder
 from router.frontdoor import FrontDoor
 from router.openai.app import HttpServices, make_app
 from router.readiness import Readiness
 from router.text.chat import ChatTemplate
-from router.text.request import ServedModel
+from router.text.request import ServedModel, Terms
 from router.text.tokenizer import BytesTokenizer
 from tests.support.fake_streams import FakeStreams
 
@@ -29,22 +30,26 @@ def make_door(
     context_len: int = 1000,
     limit: int = 64,
     sink: PrometheusSink | None = None,
+    **terms: Any,
 ) -> FrontDoor:
     clock = VirtualClock(start=5.0)
     return FrontDoor(
         streams,
-        BytesTokenizer(),
-        None if template is None else ChatTemplate(template, {}, clock, name="test"),
-        ServedModel(
-            name="owner/tiny",
-            aliases=aliases,
-            context_len=context_len,
-            vocab_size=258,
-            eos_token_ids=frozenset({257}),
+        Encoder(
+            BytesTokenizer(),
+            None if template is None else ChatTemplate(template, {}, clock, name="test"),
+            ServedModel(
+                name="owner/tiny",
+                aliases=aliases,
+                context_len=context_len,
+                vocab_size=258,
+                eos_token_ids=frozenset({257}),
+            ),
         ),
         admission=Admission(limit, clock),
         sink=sink or PrometheusSink(),
         clock=clock,
+        terms=Terms(**terms),
         draw_seed=lambda: 1000,
     )
 

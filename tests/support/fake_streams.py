@@ -31,6 +31,7 @@ class Call:
     rid: str
     token_ids: list[int]
     params: SamplingParams
+    cache_salt: str = ""
     closed: bool = False
     closed_early: bool = False
 
@@ -43,9 +44,9 @@ class FakeStreams:
     calls: list[Call] = field(default_factory=list)
 
     async def stream(
-        self, rid: str, token_ids: Sequence[int], params: SamplingParams
+        self, rid: str, token_ids: Sequence[int], params: SamplingParams, cache_salt: str = ""
     ) -> AsyncIterator[TokenChunk]:
-        call = Call(rid, list(token_ids), params)
+        call = Call(rid, list(token_ids), params, cache_salt)
         self.calls.append(call)
         ended = False
         try:

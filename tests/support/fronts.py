@@ -34,10 +34,10 @@ class Front:
         self.ever |= {replica for _, replica in self.replicas.members() if replica}
 
     async def collect(
-        self, max_new: int, rid: str = "r", prompt: Sequence[int] = PROMPT
+        self, max_new: int, rid: str = "r", prompt: Sequence[int] = PROMPT, salt: str = ""
     ) -> list[TokenChunk]:
         params = SamplingParams(max_new_tokens=max_new)
-        async with aclosing(self.dispatcher.stream(rid, prompt, params)) as stream:
+        async with aclosing(self.dispatcher.stream(rid, prompt, params, salt)) as stream:
             return [chunk async for chunk in stream]
 
     def check_idle(self) -> None:

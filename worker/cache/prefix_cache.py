@@ -36,8 +36,8 @@ class PrefixCache:
     def begin(self, sequence: Sequence, limit: int) -> None:
         """Give the sequence a row and lock the longest cached prefix of its first ``limit`` tokens.
 
-        Cached is what has its salt. A sequence that samples needs the logits of its last token, so its limit is one less
-        than its length.
+        Cached under its salt, that is. A sequence that samples needs the logits of its last token,
+        so its limit is one less than its length.
         """
         assert sequence.row == NO_ROW, sequence.rid
         found = self.tree.match(sequence.ids[:limit], sequence.salt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from core.dump import RoomView
 from core.wire import ErrorKind, FinishReason, StreamError, TokenRequest
 from worker.scheduler.scheduler import Progress
 from worker.sequence import Sequence
@@ -50,6 +51,10 @@ class Role(Protocol):
 
     def counts(self) -> dict[str, int]:
         """Handoff phase -> rooms."""
+        ...
+
+    def rooms(self) -> tuple[RoomView, ...]:
+        """The handoffs that are not over, for a dump; without ages."""
         ...
 
     @property

@@ -5,8 +5,10 @@ Pages that were announced are released only when the receiver says so: a peer ma
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
+from core.dump import RoomView
 from core.wire import ErrorKind, FinishReason, Incarnation, StreamError, TokenRequest
 from disagg.receiver import Failed, Ready, Receiver, Released
 from worker.roles.base import ROOM_IN_USE
@@ -15,6 +17,8 @@ from worker.scheduler.scheduler import Progress, Scheduler
 from worker.scheduler.waiting import WaitingQueue
 from worker.sequence import Sequence, SequenceState
 from worker.streams import Streams
+
+log = logging.getLogger(__name__)
 
 Dial = Callable[[Incarnation], str]  # a prefill rank -> the name of the link to it
 
@@ -78,6 +82,7 @@ class DecodeRole:
                 case Ready():
                     self._begin(sequence, outcome.first_token)
                 case Failed():
+                    log.info("handoff failed: %s", outcome.message, extra={"rid": sequence.rid})
                     if sequence.state is SequenceState.AWAITING_KV:
                         error = StreamError(kind=outcome.kind, message=outcome.message)
                         self._streams.end(sequence, FinishReason.ERROR, error)
@@ -100,6 +105,9 @@ class DecodeRole:
 
     def counts(self) -> dict[str, int]:
         return {"pending": len(self._arrivals), **self._receiver.counts()}
+
+    def rooms(self) -> tuple[RoomView, ...]:
+        return self._receiver.rooms()
 
     @property
     def waiting(self) -> list[Sequence]:
@@ -127,8 +135,17 @@ class DecodeRole:
             slots = table.read(sequence.row, sequence.shared_len, to)
             peer = self._dial(sequence.request.route.prefill)
             self._receiver.announce(sequence.room, sequence.rid, peer, sequence.shared_len, slots)
+            log.info(
+                "room %d announced to %s, %d of %d tokens held",
+                sequence.room,
+                peer,
+                sequence.shared_len,
+                to,
+                extra={"rid": sequence.rid},
+            )
 
     def _begin(self, sequence: Sequence, first_token: int) -> None:
+        log.info("all KV arrived", extra={"rid": sequence.rid})
         del self._rooms[sequence.room]
         sequence.computed_len = sequence.length
         if sequence.state is SequenceState.CLOSING:  # stopped when the last page had arrived

@@ -5,12 +5,17 @@ A room's pages stay locked until the sender says Closed: until then the transpor
 
 from __future__ import annotations
 
+import logging
+
+from core.dump import RoomView
 from core.wire import ErrorKind, FinishReason, StreamError, TokenRequest
 from disagg.sender import Sender
 from worker.roles.base import ROOM_IN_USE
 from worker.scheduler.scheduler import Progress, Scheduler
 from worker.sequence import NO_ROW, Sequence, SequenceState
 from worker.streams import Streams
+
+log = logging.getLogger(__name__)
 
 
 class PrefillRole:
@@ -92,6 +97,8 @@ class PrefillRole:
             sequence = self._rooms.pop(closed.room, None)
             if sequence is None:
                 continue  # the room of a request that was refused
+            words = "all KV sent" if closed.ok else f"handoff failed: {closed.message}"
+            log.info(words, extra={"rid": sequence.rid})
             if sequence.state in {SequenceState.WAITING, SequenceState.RUNNING}:
                 self._scheduler.remove(sequence)
                 error = StreamError(kind=ErrorKind.UNAVAILABLE, message=closed.message)
@@ -109,6 +116,9 @@ class PrefillRole:
 
     def counts(self) -> dict[str, int]:
         return self._sender.counts()
+
+    def rooms(self) -> tuple[RoomView, ...]:
+        return self._sender.rooms()
 
     @property
     def waiting(self) -> list[Sequence]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from core.dump import RoomView
 from core.wire import ErrorKind, FinishReason, StreamError, TokenRequest
 from worker.scheduler.scheduler import Progress, Scheduler
 from worker.sequence import Sequence, SequenceState
@@ -49,6 +50,9 @@ class UnifiedRole:
 
     def counts(self) -> dict[str, int]:
         return {}
+
+    def rooms(self) -> tuple[RoomView, ...]:
+        return ()
 
     @property
     def waiting(self) -> list[Sequence]:

@@ -8,6 +8,7 @@ while it can, and it waits at the front of the queue with its output kept.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,8 @@ from worker.plan import RowKind, SampleRow, ScoreRow, StepPlan, StepResult
 from worker.scheduler.admission import Admission, Limits
 from worker.scheduler.waiting import WaitingQueue
 from worker.sequence import Sequence, SequenceState
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,11 @@ class Scheduler:
 
     def retract(self, sequence: Sequence) -> None:
         """Take its pages away; later it computes itself again, from the cache where it can."""
+        log.info(
+            "retracted for lack of pages, with %d tokens computed",
+            sequence.computed_len,
+            extra={"rid": sequence.rid},
+        )
         self.running.remove(sequence)
         self.cache.release(sequence)
         sequence.retractions += 1

@@ -48,9 +48,8 @@ def test_missing_packages_name_the_extras():
 
 def test_only_what_the_configuration_uses_is_asked_for():
     lacking = machine(absent=frozenset({"ray", "mooncake"}), has_ibverbs=False)
-    local = cpu("cluster.runtime=local", "disagg.transport=inproc")
+    local = presets.read("cpu-unified", ("cluster.runtime=local",))
     assert preflight.packages_problem(local, lacking) is None
-    assert preflight.ibverbs_problem(local, lacking) is None
     unified = preflight.packages_problem(UNIFIED, lacking)
     assert unified is not None
     assert unified.startswith("missing packages ray:")

@@ -166,6 +166,23 @@ def test_a_lost_decode_rank_is_replaced_by_another_one():
     run_tidy(main)
 
 
+def test_every_attempt_has_the_salt_of_its_request():
+    async def main() -> None:
+        async with front(Role.PREFILL, Role.DECODE, Role.DECODE) as it:
+            task = asyncio.create_task(it.collect(6, salt="mine"))
+            await settle()
+            assert {leg.request.cache_salt for c in it.fleet.live for leg in c.legs} == {"mine"}
+            next(c for c in it.fleet.live if c.info.role is Role.DECODE and c.legs).lose()
+            await settle()
+            it.remember()
+            again = [leg.request for c in it.fleet.live for leg in c.legs]
+            assert {(r.rid, r.cache_salt) for r in again} == {("r.1", "mine")}
+            await release_all(it.fleet)
+            assert tokens(await task) == reference(6)
+
+    run_tidy(main)
+
+
 def test_the_only_rank_is_waited_for():
     async def main() -> None:
         async with front(Role.UNIFIED) as it:

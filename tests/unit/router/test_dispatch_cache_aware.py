@@ -33,8 +33,8 @@ class Watched:
         self.prefill = self.policies.prefill
         self.index = self.prefill._index
 
-    def held(self, ids) -> dict[str, int]:
-        hashes = block_hashes(unpack_ids(pack_ids(ids)))
+    def held(self, ids, salt="") -> dict[str, int]:
+        hashes = block_hashes(unpack_ids(pack_ids(ids)), salt)
         return {str(s.owner.rank): n for s, n in self.index.match(hashes).items()}
 
     def check_idle(self) -> None:
@@ -75,6 +75,17 @@ def test_prompt_and_output_are_learned_where_they_were_computed(roles):
             assert watched.held(whole)[prefill] == 3  # the output is never there
 
     run(scenario, *roles)
+
+
+def test_a_prompt_is_learned_under_its_salt():
+    async def scenario(it, watched) -> None:
+        task = asyncio.create_task(it.collect(2, prompt=LONG, salt="mine"))
+        await settle()
+        await release_all(it.fleet)
+        await task
+        assert (watched.held(LONG, "mine"), watched.held(LONG)) == ({"unified/0/0": 3}, {})
+
+    run(scenario, Role.UNIFIED)
 
 
 def test_the_next_turn_goes_to_the_rank_that_has_the_first():

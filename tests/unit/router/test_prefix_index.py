@@ -7,6 +7,7 @@ from array import array
 from itertools import count
 
 import numpy as np
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from core.block_hash import BLOCK_TOKENS, block_hashes
@@ -145,6 +146,18 @@ def test_the_output_is_added_at_the_end():
     queued.computed(1.0)
     queued.ended(ids, 2.0)
     assert index.match(block_hashes(ids)) == {shelf: 4}
+
+
+@pytest.mark.parametrize("prompt_tokens", [3, 2 * BLOCK_TOKENS])
+def test_a_salted_request_leaves_its_output_under_its_salt(prompt_tokens):
+    index = PrefixIndex()
+    shelf = index.shelf(incarnation(), 100)
+    ids = np.arange(4 * BLOCK_TOKENS, dtype=np.int32)
+    queued = QueuedPrefix(index, shelf, block_hashes(ids[:prompt_tokens], "mine"), "mine")
+    queued.computed(1.0)
+    queued.ended(ids, 2.0)
+    assert index.match(block_hashes(ids, "mine")) == {shelf: 4}
+    assert index.match(block_hashes(ids)) == index.match(block_hashes(ids, "other")) == {}
 
 
 def test_a_request_that_never_ran_leaves_what_was_there_before():

@@ -29,15 +29,15 @@ class Room:
         self.policy = self.policies.prefill
         self.ranks = [Rank(number, capacity_tokens=capacity) for number in range(ranks)]
 
-    def send(self, ids, only=None):
+    def send(self, ids, only=None, salt=""):
         """The number of the chosen rank, and the ticket."""
         ranks = self.ranks if only is None else [self.ranks[only]]
-        chosen, ticket = self.policy.assign(ranks, ids)
+        chosen, ticket = self.policy.assign(ranks, ids, salt)
         return chosen.number, ticket
 
-    def serve(self, ids, only, seconds=None, cached=None):
+    def serve(self, ids, only, seconds=None, cached=None, salt=""):
         """Run a request to its end: 0.1 ms a token unless ``seconds`` are given."""
-        _, ticket = self.send(ids, only)
+        _, ticket = self.send(ids, only, salt)
         self.clock.advance(1e-4 * len(ids) if seconds is None else seconds)
         ticket.started(cached)
         ticket.ended(ids)
@@ -64,6 +64,13 @@ def test_the_holder_of_the_prefix_wins():
         room.serve(prompt(holder), holder)
     for holder in (A, B, B, A):
         assert room.send(join(prompt(holder), prompt(9, 50)))[0] == holder
+
+
+def test_only_the_holder_of_the_prefix_with_the_same_salt_wins():
+    room = Room()
+    for holder, salt in ((A, "mine"), (B, "")):
+        room.serve(prompt(1), holder, salt=salt)
+    assert [room.send(prompt(1), salt=salt)[0] for salt in ("", "mine", "mine")] == [B, A, A]
 
 
 def test_a_busy_holder_loses_once_waiting_costs_more_than_computing():
@@ -220,8 +227,8 @@ def test_decisions_and_predictions_are_counted():
 # --- decode ------------------------------------------------------------------------------------
 
 
-def decode(room, ids):
-    chosen, ticket = room.policies.decode.assign(room.ranks, ids)
+def decode(room, ids, salt=""):
+    chosen, ticket = room.policies.decode.assign(room.ranks, ids, salt)
     return chosen.number, ticket
 
 
@@ -231,6 +238,15 @@ def test_outputs_go_to_the_emptiest_pool():
     assert decode(room, prompt(1))[0] == B
     room.ranks[B].load = LoadReport(total_pages=100, free_pages=20, cached_pages=10)
     assert decode(room, prompt(1))[0] == A  # 70 of 100 pages in use there, by others too
+
+
+def test_a_known_prefix_breaks_ties_only_for_its_salt():
+    room = Room(ranks=3, capacity=10_000)
+    first, ticket = decode(room, prompt(1), "mine")
+    ticket.started(None)
+    ticket.ended(prompt(1))
+    assert {decode(room, prompt(1), "mine")[0] for _ in range(3)} == {first}
+    assert decode(room, prompt(1))[0] != first
 
 
 def test_pools_of_different_sizes_are_compared_by_their_share():

@@ -1,0 +1,183 @@
+// The kernels as torch operators, torch.ops.antiphon.*: checks, then pointers and strides.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "kernels.h"
+
+namespace antiphon {
+namespace {
+
+using at::Tensor;
+
+Type type_of(const Tensor& t) {
+  TORCH_CHECK(t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16,
+              "float32 or bfloat16 is needed, not ", t.scalar_type());
+  return t.scalar_type() == at::kFloat ? Type::FP32 : Type::BF16;
+}
+
+// bfloat16 is read in words of two.
+void check(const Tensor& t, const Tensor& like, int64_t dims) {
+  TORCH_CHECK(t.dim() == dims, "expected ", dims, " dimensions, not ", t.dim());
+  TORCH_CHECK(t.scalar_type() == like.scalar_type(), "tensors differ in dtype");
+  TORCH_CHECK(t.size(-1) <= 1 || t.stride(-1) == 1, "the last dimension must be contiguous");
+}
+void check_words(const Tensor& t, const Tensor& like, int64_t dims) {
+  check(t, like, dims);
+  if (type_of(t) == Type::FP32) return;
+  TORCH_CHECK(t.size(-1) % 2 == 0, "a bfloat16 head must have an even dimension");
+  for (int64_t d = 0; d + 1 < dims; ++d)
+    TORCH_CHECK(t.size(d) <= 1 || t.stride(d) % 2 == 0, "strides must be even");
+  TORCH_CHECK(reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 4 == 0, "unaligned tensor");
+}
+const int64_t* indices(const Tensor& t) {
+  TORCH_CHECK(t.dim() == 1 && t.scalar_type() == at::kLong && t.is_contiguous());
+  return t.const_data_ptr<int64_t>();
+}
+
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& query_start,
+                 const Tensor& kv_start, const Tensor& slots, double scale) {
+  check_words(q, q, 3);
+  check_words(k, q, 3);
+  check_words(v, q, 3);
+  TORCH_CHECK(q.size(2) == k.size(2) && k.size(1) == v.size(1) && q.size(1) % k.size(1) == 0,
+              "queries, keys and values do not fit together");
+  TORCH_CHECK(scale > 0, "scale must be positive");
+  TORCH_CHECK(query_start.size(0) == kv_start.size(0), "one start of each kind a sequence");
+  Tensor out = at::empty({q.size(0), q.size(1), v.size(2)}, q.options());
+  attend({type_of(q), q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(),
+          out.mutable_data_ptr(),
+          {q.stride(0), q.stride(1)}, {k.stride(0), k.stride(1)}, {v.stride(0), v.stride(1)},
+          indices(query_start), indices(kv_start), indices(slots),
+          query_start.size(0) - 1, q.size(1), k.size(1), q.size(2), v.size(2),
+          static_cast<float>(scale), at::get_num_threads()});
+  return out;
+}
+
+// Elements of one row of t, which must lie side by side.
+int64_t row_numbers(const Tensor& t) {
+  int64_t numbers = 1;
+  for (int64_t d = t.dim() - 1; d > 0; --d) {
+    TORCH_CHECK(t.size(d) == 1 || t.stride(d) == numbers, "rows must be contiguous");
+    numbers *= t.size(d);
+  }
+  return numbers;
+}
+
+// to[slots[i]] = from[i], row by row.
+void scatter_rows(Tensor& to, const Tensor& slots, const Tensor& from) {
+  TORCH_CHECK(to.scalar_type() == from.scalar_type() && slots.size(0) == from.size(0) &&
+                  row_numbers(to) == row_numbers(from),
+              "rows do not fit");
+  const int64_t size = from.element_size();
+  scatter({static_cast<const char*>(from.const_data_ptr()),
+           static_cast<char*>(to.mutable_data_ptr()), from.stride(0) * size, to.stride(0) * size,
+           row_numbers(to) * size, indices(slots), from.size(0)});
+}
+
+// out[t, h] = weight[h] @ x[t, h], or x[t, h] @ weight[h] where `transposed`.
+void project_heads(Tensor& out, const Tensor& x, const Tensor& weight, bool transposed) {
+  check_words(x, x, 3);
+  check_words(weight, x, 3);
+  check(out, x, 3);
+  const int64_t inner = weight.size(transposed ? 1 : 2), outer = weight.size(transposed ? 2 : 1);
+  TORCH_CHECK(x.size(2) == inner && out.size(2) == outer && weight.size(0) == x.size(1) &&
+                  out.size(1) == x.size(1) && out.size(0) == x.size(0),
+              "shapes do not fit together");
+  project({type_of(x), x.const_data_ptr(), weight.const_data_ptr(), out.mutable_data_ptr(),
+           {x.stride(0), x.stride(1)}, {weight.stride(0), weight.stride(1)},
+           {out.stride(0), out.stride(1)}, x.size(0), x.size(1), inner, outer, transposed,
+           at::get_num_threads()});
+}
+
+RmsNorm norm_of(const Tensor& x, const Tensor& weight, const Tensor& out, double eps) {
+  check(x, x, x.dim());
+  check(weight, x, 1);
+  TORCH_CHECK((x.dim() == 2 || x.dim() == 3) && weight.size(0) == x.size(-1), "shapes do not fit");
+  const bool heads = x.dim() == 3;
+  return {type_of(x), x.data_ptr(), nullptr, weight.const_data_ptr(), out.data_ptr(),
+          {x.stride(0), heads ? x.stride(1) : 0}, 0,
+          {out.stride(0), heads ? out.stride(1) : 0},
+          x.size(0), heads ? x.size(1) : 1, x.size(-1), static_cast<float>(eps),
+          at::get_num_threads()};
+}
+
+Tensor rms_norm_new(const Tensor& x, const Tensor& weight, double eps) {
+  Tensor out = at::empty(x.sizes(), x.options());
+  rms_norm(norm_of(x, weight, out, eps));
+  return out;
+}
+
+void rms_norm_in_place(Tensor& x, const Tensor& weight, double eps) {
+  rms_norm(norm_of(x, weight, x, eps));
+}
+
+Tensor add_rms_norm(Tensor& x, const Tensor& delta, const Tensor& weight, double eps) {
+  check(delta, x, 2);
+  TORCH_CHECK(x.sizes() == delta.sizes(), "shapes differ");
+  Tensor out = at::empty(x.sizes(), x.options());
+  RmsNorm call = norm_of(x, weight, out, eps);
+  call.delta = delta.const_data_ptr();
+  call.delta_stride = delta.stride(0);
+  rms_norm(call);
+  return out;
+}
+
+void rotate_in_place(Tensor& x, const Tensor& rotations) {
+  check(x, x, 3);
+  TORCH_CHECK(rotations.scalar_type() == at::kComplexFloat && rotations.is_contiguous() &&
+                  rotations.numel() * 2 == x.size(0) * x.size(2),
+              "one rotation a pair is needed");
+  rotate({type_of(x), x.mutable_data_ptr(), {x.stride(0), x.stride(1)},
+          static_cast<const float*>(rotations.const_data_ptr()), x.size(0), x.size(1),
+          x.size(2) / 2, at::get_num_threads()});
+}
+
+Tensor silu_mul_new(const Tensor& x) {
+  check(x, x, 2);
+  TORCH_CHECK(x.size(1) % 2 == 0, "two halves are needed");
+  Tensor out = at::empty({x.size(0), x.size(1) / 2}, x.options());
+  silu_mul({type_of(x), x.const_data_ptr(), out.mutable_data_ptr(), x.stride(0), x.size(0),
+            x.size(1) / 2, at::get_num_threads()});
+  return out;
+}
+
+Tensor argmax_rows(const Tensor& x) {
+  check(x, x, 2);
+  TORCH_CHECK(x.scalar_type() == at::kFloat && x.size(1) > 0, "fp32 rows are needed");
+  Tensor out = at::empty({x.size(0)}, x.options().dtype(at::kLong));
+  argmax({x.const_data_ptr<float>(), out.mutable_data_ptr<int64_t>(), x.stride(0), x.size(0),
+          x.size(1), at::get_num_threads()});
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY(antiphon, library) {
+  library.def("attention(Tensor q, Tensor k, Tensor v, Tensor query_start, Tensor kv_start, "
+              "Tensor slots, float scale) -> Tensor");
+  library.def("scatter_rows(Tensor(a!) to, Tensor slots, Tensor rows) -> ()");
+  library.def("project_heads(Tensor(a!) out, Tensor x, Tensor weight, bool transposed) -> ()");
+  library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  library.def("rms_norm_(Tensor(a!) x, Tensor weight, float eps) -> ()");
+  library.def("add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps) -> Tensor");
+  library.def("rotate_(Tensor(a!) x, Tensor rotations) -> ()");
+  library.def("silu_mul(Tensor x) -> Tensor");
+  library.def("argmax(Tensor x) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(antiphon, CPU, library) {
+  library.impl("attention", &attention);
+  library.impl("scatter_rows", &scatter_rows);
+  library.impl("project_heads", &project_heads);
+  library.impl("rms_norm", &rms_norm_new);
+  library.impl("rms_norm_", &rms_norm_in_place);
+  library.impl("add_rms_norm", &add_rms_norm);
+  library.impl("rotate_", &rotate_in_place);
+  library.impl("silu_mul", &silu_mul_new);
+  library.impl("argmax", &argmax_rows);
+}
+
+}  // namespace antiphon

@@ -1,0 +1,145 @@
+// What stands between the large products: each reads its rows once and rounds once.
+
+#include "kernels.h"
+#include "tiles.h"
+
+namespace antiphon {
+namespace {
+
+constexpr int64_t SERIAL_NUMBERS = 32 * 1024;  // below, waking a thread costs more than it saves
+
+template <class Row>
+void for_rows(int64_t rows, int64_t numbers, int threads, Row row) {
+  const bool parallel = threads > 1 && rows > 1 && numbers > SERIAL_NUMBERS;
+#pragma omp parallel for schedule(static) num_threads(threads) if (parallel)
+  for (int64_t i = 0; i < rows; ++i) row(i);
+}
+
+// The first `count` of 16 elements as floats, the rest 0; and back.
+template <class T>
+Floats widen_some(const typename T::Element* p, int64_t count) {
+  if (count >= LANES) return T::widen(p);
+  float some[LANES] = {};
+  for (int64_t i = 0; i < count; ++i) some[i] = T::widen_one(p[i]);
+  return load(some);
+}
+template <class T>
+void narrow_some(typename T::Element* p, Floats x, int64_t count) {
+  if (count >= LANES) return T::narrow(p, x);
+  for (int64_t i = 0; i < count; ++i) p[i] = T::narrow_one(x[i]);
+}
+
+template <class T>
+void rms_norm_rows(const RmsNorm& call) {
+  using Element = typename T::Element;
+  const int64_t n = call.size;
+  const auto* weight = static_cast<const Element*>(call.weight);
+  for_rows(call.outer, call.outer * call.inner * n, call.threads, [&](int64_t i) {
+    for (int64_t j = 0; j < call.inner; ++j) {
+      auto* x = static_cast<Element*>(call.x) + i * call.x_strides[0] + j * call.x_strides[1];
+      auto* out =
+          static_cast<Element*>(call.out) + i * call.out_strides[0] + j * call.out_strides[1];
+      if (call.delta) {
+        const auto* delta = static_cast<const Element*>(call.delta) + i * call.delta_stride;
+        for (int64_t c = 0; c < n; c += LANES)
+          narrow_some<T>(x + c, widen_some<T>(x + c, n - c) + widen_some<T>(delta + c, n - c),
+                         n - c);
+      }
+      Floats squares = {};
+      for (int64_t c = 0; c < n; c += LANES) {
+        const Floats part = widen_some<T>(x + c, n - c);
+        squares += part * part;
+      }
+      const Floats factor = splat(1.f / __builtin_sqrtf(sum_lanes(squares) / n + call.eps));
+      for (int64_t c = 0; c < n; c += LANES)
+        narrow_some<T>(
+            out + c, widen_some<T>(x + c, n - c) * factor * widen_some<T>(weight + c, n - c),
+            n - c);
+    }
+  });
+}
+
+template <class T>
+void rotate_rows(const Rotate& call) {
+  using Element = typename T::Element;
+  for_rows(call.tokens, call.tokens * call.heads * call.pairs, call.threads, [&](int64_t t) {
+    const float* turn = call.rotations + t * 2 * call.pairs;
+    for (int64_t h = 0; h < call.heads; ++h) {
+      Element* x = static_cast<Element*>(call.x) + t * call.x_strides[0] + h * call.x_strides[1];
+      for (int64_t p = 0; p < call.pairs; ++p) {
+        const float a = T::widen_one(x[2 * p]), b = T::widen_one(x[2 * p + 1]);
+        const float cos = turn[2 * p], sin = turn[2 * p + 1];
+        x[2 * p] = T::narrow_one(a * cos - b * sin);
+        x[2 * p + 1] = T::narrow_one(a * sin + b * cos);
+      }
+    }
+  });
+}
+
+template <class T>
+void silu_mul_rows(const SiluMul& call) {
+  using Element = typename T::Element;
+  const int64_t n = call.size;
+  for_rows(call.rows, call.rows * n, call.threads, [&](int64_t i) {
+    const Element* gate = static_cast<const Element*>(call.x) + i * call.x_stride;
+    const Element* up = gate + n;
+    Element* out = static_cast<Element*>(call.out) + i * n;
+    for (int64_t c = 0; c < n; c += LANES) {
+      const Floats x = widen_some<T>(gate + c, n - c);
+      const Floats below = splat(1.f) + exp2(x * splat(-1.4426950408889634f));
+      narrow_some<T>(out + c, x / below * widen_some<T>(up + c, n - c), n - c);
+    }
+  });
+}
+
+int64_t first_largest(const float* x, int64_t n) {
+  Floats largest = splat(-INF);
+  Ints nan = {};
+  int64_t c = 0;
+  for (; c + LANES <= n; c += LANES) {
+    const Floats part = load(x + c);
+    largest = larger(largest, part);
+    nan |= part != part;
+  }
+  float top = max_lanes(largest);
+  bool any_nan = false;
+  for (int i = 0; i < LANES; ++i) any_nan |= nan[i] != 0;
+  for (; c < n; ++c) {
+    top = x[c] > top ? x[c] : top;
+    any_nan |= x[c] != x[c];
+  }
+  for (c = 0; c < n; ++c)
+    if (any_nan ? x[c] != x[c] : x[c] == top) break;
+  return c;
+}
+
+}  // namespace
+
+void rms_norm(const RmsNorm& call) {
+  if (call.type == Type::BF16)
+    rms_norm_rows<Bf16>(call);
+  else
+    rms_norm_rows<Fp32>(call);
+}
+
+void rotate(const Rotate& call) {
+  if (call.type == Type::BF16)
+    rotate_rows<Bf16>(call);
+  else
+    rotate_rows<Fp32>(call);
+}
+
+void silu_mul(const SiluMul& call) {
+  if (call.type == Type::BF16)
+    silu_mul_rows<Bf16>(call);
+  else
+    silu_mul_rows<Fp32>(call);
+}
+
+void argmax(const Argmax& call) {
+  for_rows(call.rows, call.rows * call.size, call.threads, [&](int64_t i) {
+    call.out[i] = first_largest(call.x + i * call.x_stride, call.size);
+  });
+}
+
+}  // namespace antiphon

@@ -1,0 +1,186 @@
+// The two small matrix products of attention and the packing they want.
+//
+// A *key tile* holds up to 64 * n rows of a matrix with lanes along the rows: word w of row i lies
+// at [i / 64][w][i % 64]. A *value tile* holds rows with lanes along the columns, the PER_WORD rows
+// of a word side by side: [row / PER_WORD][column]. Both products add up their terms one after the
+// other, in the order of the inner index: a result does not depend on how many others are computed.
+#pragma once
+
+#include <algorithm>
+
+#include "vec.h"
+
+namespace antiphon {
+
+constexpr int TILE_KEYS = 64;
+constexpr int TILE_ROWS = 6;  // 6 rows of 4 vectors keep 24 of the 32 AVX-512 registers busy
+
+constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+// The first `count` of 16 words, the rest 0.
+inline Words load_some(const uint32_t* p, int count) {
+  if (count >= LANES) return load_words(p);
+#ifdef ANTIPHON_AVX512
+  return (Words)_mm512_maskz_loadu_epi32(__mmask16((1u << count) - 1), p);
+#else
+  uint32_t some[LANES] = {};
+  std::memcpy(some, p, 4 * count);
+  return load_words(some);
+#endif
+}
+
+// 16 words of each of 16 rows, turned: out[i] takes word i of all rows.
+inline void transpose(const Words (&rows)[LANES], Words (&out)[LANES]) {
+#ifdef ANTIPHON_AVX512
+  __m512i a[LANES], b[LANES];
+  for (int i = 0; i < LANES; i += 2) {
+    a[i] = _mm512_unpacklo_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
+    a[i + 1] = _mm512_unpackhi_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
+  }
+  for (int i = 0; i < LANES; i += 4) {
+    b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+    b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+    b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+    b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+  }
+  // b[4 r + i]: rows 4 r .. 4 r + 3, words i, 4 + i, 8 + i, 12 + i in the four 128-bit lanes
+  for (int i = 0; i < 4; ++i) {
+    const __m512i low01 = _mm512_shuffle_i32x4(b[i], b[4 + i], 0x88);  // words i, 8 + i
+    const __m512i low23 = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0x88);
+    const __m512i high01 = _mm512_shuffle_i32x4(b[i], b[4 + i], 0xdd);  // words 4 + i, 12 + i
+    const __m512i high23 = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0xdd);
+    out[i] = (Words)_mm512_shuffle_i32x4(low01, low23, 0x88);
+    out[8 + i] = (Words)_mm512_shuffle_i32x4(low01, low23, 0xdd);
+    out[4 + i] = (Words)_mm512_shuffle_i32x4(high01, high23, 0x88);
+    out[12 + i] = (Words)_mm512_shuffle_i32x4(high01, high23, 0xdd);
+  }
+#else
+  for (int i = 0; i < LANES; ++i)
+    for (int r = 0; r < LANES; ++r) out[i][r] = rows[r][i];
+#endif
+}
+
+// `row(i)` is where row i begins, of `words` words; n rows are packed, 0 fills the last 64.
+template <class Row>
+void pack_keys(Row row, int n, int words, uint32_t* tile) {
+  for (int first = 0; first < round_up(n, TILE_KEYS); first += LANES) {
+    uint32_t* to = tile + (first / TILE_KEYS) * int64_t(words) * TILE_KEYS + first % TILE_KEYS;
+    const int here = std::min(LANES, n - first);
+    const uint32_t* from[LANES];
+    for (int i = 0; i < here; ++i) from[i] = row(first + i);
+    // pages are scattered: the processor cannot guess the next ones
+    for (int i = 0; i < std::min(LANES, n - first - LANES); ++i) {
+      const char* next = reinterpret_cast<const char*>(row(first + LANES + i));
+      for (int line = 0; line < std::min(4 * words, 256); line += 64)
+        __builtin_prefetch(next + line);
+    }
+    for (int w = 0; w < words; w += LANES) {
+      Words in[LANES], out[LANES];
+      for (int i = 0; i < LANES; ++i)
+        in[i] = i < here ? load_some(from[i] + w, words - w) : Words{};
+      transpose(in, out);
+      const int some = std::min(LANES, words - w);
+      for (int i = 0; i < some; ++i) store_words(to + int64_t(w + i) * TILE_KEYS, out[i]);
+    }
+  }
+}
+
+inline void pack_value_rows(Fp32, const uint32_t* row, const uint32_t*, int columns, uint32_t* to) {
+  for (int c = 0; c < columns; c += LANES) store_words(to + c, load_some(row + c, columns - c));
+}
+
+// Two rows side by side; `second` may be null and is 0 then.
+inline void pack_value_rows(
+    Bf16, const uint32_t* first, const uint32_t* second, int columns, uint32_t* to) {
+  for (int c = 0; c < columns; c += 2 * LANES) {
+    const int words = (columns - c) / 2;
+    const Words a = load_some(first + c / 2, words);
+    const Words b = second ? load_some(second + c / 2, words) : Words{};
+    const Words even = (a & splat_word(0xffff)) | (b << 16);  // columns 0 2 4 ..
+    const Words odd = (a >> 16) | (b & splat_word(0xffff0000u));  // columns 1 3 5 ..
+#ifdef ANTIPHON_AVX512
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    store_words(to + c, (Words)_mm512_permutex2var_epi32((__m512i)even, low, (__m512i)odd));
+    if (c + LANES < columns)
+      store_words(
+          to + c + LANES, (Words)_mm512_permutex2var_epi32((__m512i)even, high, (__m512i)odd));
+#else
+    for (int i = 0; i < std::min(2 * LANES, int(round_up(columns - c, LANES))); i += 2) {
+      to[c + i] = even[i / 2];
+      to[c + i + 1] = odd[i / 2];
+    }
+#endif
+  }
+}
+
+// n rows of `columns` elements (even for bf16); a tile row is `columns` words rounded up to 16.
+template <class T, class Row>
+void pack_values(Row row, int n, int columns, uint32_t* tile) {
+  const int64_t width = round_up(columns, LANES);
+  for (int i = 0; i < n; i += T::PER_WORD, tile += width) {
+    for (int ahead = i + 8; ahead < std::min(i + 8 + T::PER_WORD, n); ++ahead) {
+      const char* next = reinterpret_cast<const char*>(row(ahead));
+      for (int line = 0; line < columns * int(sizeof(typename T::Element)); line += 64)
+        __builtin_prefetch(next + line);
+    }
+    pack_value_rows(T{}, row(i), i + 1 < n ? row(i + 1) : nullptr, columns, tile);
+  }
+}
+
+// out[r][i] = a_r · key_i for the 64 keys of a tile. `a` is packed [words][R].
+template <class T, int R>
+void dot_tile(const uint32_t* a, const uint32_t* keys, int words, float* out, int64_t out_stride) {
+  Floats acc[R][4] = {};
+  for (int w = 0; w < words; ++w, a += R, keys += TILE_KEYS) {
+    Words b[4];
+    for (int v = 0; v < 4; ++v) b[v] = load_words(keys + v * LANES);
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < 4; ++v) acc[r][v] = T::multiply_add(acc[r][v], a[r], b[v]);
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < 4; ++v) store(out + r * out_stride + v * LANES, acc[r][v]);
+}
+
+// out[r][c] = sum over i of p[r][i] * value_i[c], for 16 * N columns and `words` words of rows.
+template <class T, int R, int N>
+void mix_tile(const uint32_t* p, int64_t p_stride, const uint32_t* values, int64_t value_stride,
+              int words, float* out, int64_t out_stride) {
+  Floats acc[R][N] = {};
+  for (int w = 0; w < words; ++w, values += value_stride) {
+    Words b[N];
+    for (int v = 0; v < N; ++v) b[v] = load_words(values + v * LANES);
+    for (int r = 0; r < R; ++r) {
+      const uint32_t a = p[r * p_stride + w];
+      for (int v = 0; v < N; ++v) acc[r][v] = T::multiply_add(acc[r][v], a, b[v]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < N; ++v) store(out + r * out_stride + v * LANES, acc[r][v]);
+}
+
+// All columns of a value tile.
+template <class T, int R>
+void mix(const uint32_t* p, int64_t p_stride, const uint32_t* values, int64_t width, int words,
+         float* out, int64_t out_stride) {
+  int64_t c = 0;
+  for (; c + 4 * LANES <= width; c += 4 * LANES)
+    mix_tile<T, R, 4>(p, p_stride, values + c, width, words, out + c, out_stride);
+  for (; c < width; c += LANES)
+    mix_tile<T, R, 1>(p, p_stride, values + c, width, words, out + c, out_stride);
+}
+
+// Calls f with the number of rows as a constant.
+template <class F>
+void with_rows(int rows, F f) {
+  switch (rows) {
+    case 1: return f(std::integral_constant<int, 1>{});
+    case 2: return f(std::integral_constant<int, 2>{});
+    case 3: return f(std::integral_constant<int, 3>{});
+    case 4: return f(std::integral_constant<int, 4>{});
+    case 5: return f(std::integral_constant<int, 5>{});
+    default: return f(std::integral_constant<int, TILE_ROWS>{});
+  }
+}
+
+}  // namespace antiphon
