@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from antiphon.remote import add_access, key_of
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the arguments; each default is that of bench.config.BenchConfig."""
@@ -18,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark; the exit code is 1 when every request failed."""
+    from bench.client import Access
     from bench.command import Files, execute
     from bench.config import BenchConfig, Targets
 
@@ -26,14 +29,15 @@ def run(args: argparse.Namespace) -> int:
     targets = {name: given[name] for name in Targets.__struct_fields__ if name in given}
     if "id_range" in config:
         config["id_range"] = tuple(config["id_range"])
+    access = Access(key_of(args), args.ca)
     files = Files(args.json, args.requests_json, args.plot)
-    return execute(BenchConfig(**config, targets=Targets(**targets)), files, args.api_key)
+    return execute(BenchConfig(**config, targets=Targets(**targets)), files, access)
 
 
 def _where(group: Any) -> None:  # opaque: argparse's group has no public name
     group.add_argument("--url", help="an OpenAI endpoint (default: http://127.0.0.1:8000)")
     group.add_argument("--model", help="default: the first of /v1/models")
-    group.add_argument("--api-key", default="", metavar="KEY")
+    add_access(group)
     group.add_argument("--endpoint", choices=("completions", "chat"), help="default: completions")
     group.add_argument(
         "--prompt-format",

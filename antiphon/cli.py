@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-from antiphon import bench_command, model_command, plan_command, words
+from antiphon import bench_command, model_command, plan_command, remote, words
 from core.errors import OperatorError
 
 OPERATOR_ERROR = 2
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     router = commands.add_parser("router", help="another router in front of a running cluster")
     words.add_arguments(router)
     router.add_argument("--join", required=True, metavar="URL", help="the cluster's own router")
+    remote.add_access(router)
     router.add_argument("-v", "--verbose", action="store_true", help="log what happens inside")
     router.set_defaults(run=_router)
 
@@ -63,12 +64,12 @@ def _parser() -> argparse.ArgumentParser:
     plan.set_defaults(run=plan_command.plan)
 
     status = commands.add_parser("status", help="show groups, ranks, load, cache and KV transfers")
-    status.add_argument("--url", default=DEFAULT_URL, help="the router")
+    remote.add_arguments(status)
     status.add_argument("--json", action="store_true", help="the raw answer")
     status.set_defaults(run=_status)
 
     dump = commands.add_parser("dump", help="what the router and each rank are doing right now")
-    dump.add_argument("--url", default=DEFAULT_URL, help="the router")
+    remote.add_arguments(dump)
     dump.add_argument("--rank", help="only this one, e.g. decode/0/0")
     dump.add_argument("--json", action="store_true", help="the raw answer")
     dump.set_defaults(run=_dump)
@@ -79,23 +80,27 @@ def _parser() -> argparse.ArgumentParser:
     model = commands.add_parser("model", help="fetch, list, show and make models")
     model_command.add_arguments(model)
 
+    _add_operations(commands)
+
+    presets = commands.add_parser("presets", help="list the presets")
+    presets.set_defaults(run=_presets)
+    return parser
+
+
+def _add_operations(commands: Any) -> None:  # opaque: argparse's subparsers
     scale = commands.add_parser("scale", help="change how many replicas groups have, while serving")
     scale.add_argument(
         "groups", nargs="+", metavar="group=replicas", help="e.g. prefill=2 decode=1"
     )
-    scale.add_argument("--url", default=DEFAULT_URL, help="the router")
+    remote.add_arguments(scale)
     scale.set_defaults(run=_scale)
 
     drain = commands.add_parser(
         "drain", help="take one rank out of service without losing requests"
     )
     drain.add_argument("rank", help="as `antiphon status` names it, e.g. decode/1/0")
-    drain.add_argument("--url", default=DEFAULT_URL, help="the router")
+    remote.add_arguments(drain)
     drain.set_defaults(run=_drain)
-
-    presets = commands.add_parser("presets", help="list the presets")
-    presets.set_defaults(run=_presets)
-    return parser
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -122,7 +127,7 @@ def _router(args: argparse.Namespace) -> int:
 
     from cluster.join import join
 
-    asyncio.run(join(config, args.join, _say))
+    asyncio.run(join(config, args.join, _say, key=remote.key_of(args), ca=args.ca))
     return 0
 
 
@@ -133,7 +138,7 @@ def _say(line: str) -> None:
 def _status(args: argparse.Namespace) -> int:
     from antiphon.status import fetch, render
 
-    status = fetch(args.url)
+    status = fetch(remote.named(args))
     if args.json:
         import json
 
@@ -146,7 +151,7 @@ def _status(args: argparse.Namespace) -> int:
 def _dump(args: argparse.Namespace) -> int:
     from antiphon.dump import fetch, render
 
-    dump = fetch(args.url, args.rank)
+    dump = fetch(remote.named(args), args.rank)
     if args.json:
         import json
 
@@ -159,14 +164,14 @@ def _dump(args: argparse.Namespace) -> int:
 def _scale(args: argparse.Namespace) -> int:
     from antiphon.operate import scale
 
-    print(scale(args.url, args.groups))
+    print(scale(remote.named(args), args.groups))
     return 0
 
 
 def _drain(args: argparse.Namespace) -> int:
     from antiphon.operate import drain
 
-    print(drain(args.url, args.rank))
+    print(drain(remote.named(args), args.rank))
     return 0
 
 

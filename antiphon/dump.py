@@ -3,44 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-import httpx
 import msgspec
 
+from antiphon.remote import Json, Remote
 from core.dump import QueueView, RankDump, RoomView, SequenceView, format_busy, format_step
-from core.errors import ConfigError, PreflightError
 
 SHOWN_STEPS = 16  # of the latest; --json has all that the rank keeps
-TIMEOUT_S = 15.0
 SEQUENCE_HEAD = ("rid", "state", "prompt", "output", "computed", "cached", "row", "room", "age")
 ROOM_HEAD = ("room", "rid", "phase", "sent", "computed", "of", "age", "peer")
 
-Json = dict[str, Any]  # opaque: parsed JSON
 
-
-def fetch(url: str, rank: str | None) -> Json:
-    """GET /admin/dump of one rank or of all.
-
-    Raises PreflightError when no router answers there, ConfigError when it refuses.
-    """
-    params = {} if rank is None else {"rank": rank}
-    try:
-        answer = httpx.get(
-            f"{url.rstrip('/')}/admin/dump", params=params, timeout=TIMEOUT_S, trust_env=False
-        )
-    except httpx.HTTPError as error:
-        raise PreflightError(
-            f"no router answers on {url} ({error}): name the one to ask with --url"
-        ) from error
-    try:
-        body: Json = answer.json()
-        if answer.status_code == httpx.codes.OK:
-            return body
-        message = body["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = f"{url} answered {answer.status_code}: it is no antiphon router"
-    raise ConfigError(message)
+def fetch(router: Remote, rank: str | None) -> Json:
+    """GET /admin/dump of one rank or of all; raises as ``Remote.ask`` does."""
+    return router.ask("/admin/dump", params={} if rank is None else {"rank": rank})
 
 
 def render(dump: Json) -> str:
@@ -89,7 +65,10 @@ def _rank(rank: Json) -> Iterator[str]:
     dump = msgspec.convert(rank["dump"], RankDump)
     busy = dump.busy
     doing = "waits" if busy is None else f"busy for {_age(busy.for_s)} {format_busy(busy)}"
-    yield f"{rank['rank']}: up {_age(dump.uptime_s)}, {doing}; {dump.stuck_steps} stuck steps"
+    yield (
+        f"{rank['rank']}: pid {dump.pid}, up {_age(dump.uptime_s)}, {doing};"
+        f" {dump.stuck_steps} stuck steps"
+    )
     if dump.queues is None:
         yield f"  queues: {dump.note}"
     else:

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import httpx
-
-from core.errors import ConfigError, PreflightError
+from antiphon.remote import Remote
+from core.errors import ConfigError
 
 
-def scale(url: str, words: Sequence[str]) -> str:
+def scale(router: Remote, words: Sequence[str]) -> str:
     """``words`` like ``prefill=2``; what the cluster is to have from now on.
 
-    Raises ConfigError for words that make no sense, PreflightError when nobody answers.
+    Raises ConfigError for words that make no sense, and as ``Remote.ask`` does.
     """
     wanted = dict(map(_count, words))
-    answer = _post(url, "/admin/scale", {"replicas": wanted})
+    answer = router.ask("/admin/scale", body={"replicas": wanted})
     groups = " ".join(f"{group}={count}" for group, count in answer["replicas"].items())
     return f"wanted now: {groups}; watch it with `antiphon status`"
 
 
-def drain(url: str, rank: str) -> str:
+def drain(router: Remote, rank: str) -> str:
     """Take one rank out of service for good, after its last request."""
-    _post(url, "/admin/drain", {"rank": rank})
+    router.ask("/admin/drain", body={"rank": rank})
     return f"{rank} gets no new requests and stops after its last one"
 
 
@@ -32,19 +30,3 @@ def _count(word: str) -> tuple[str, int]:
     if not count.isdigit():
         raise ConfigError(f"{word!r} must look like group=replicas, e.g. prefill=2")
     return group, int(count)
-
-
-def _post(url: str, path: str, body: dict[str, Any]) -> Any:  # opaque: parsed JSON
-    try:
-        answer = httpx.post(f"{url.rstrip('/')}{path}", json=body, timeout=15, trust_env=False)
-    except httpx.HTTPError as error:
-        raise PreflightError(
-            f"no router answers on {url} ({error}): name the one to ask with --url"
-        ) from error
-    if answer.status_code == httpx.codes.OK:
-        return answer.json()
-    try:
-        message = answer.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = f"{url} answered {answer.status_code}"
-    raise ConfigError(message)

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import httpx
-
-from core.errors import PreflightError
+from antiphon.remote import Json, Remote
 
 COLUMNS = (
     "rank", "state", "running", "waiting", "handoffs", "cache", "free", "hits",
     "out tok", "KV sent", "KV received", "up",
 )  # fmt: skip
 
-Json = dict[str, Any]  # opaque: parsed JSON
 
-
-def fetch(url: str) -> Json:
-    """GET /status; raises PreflightError when no router answers there."""
-    try:
-        answer = httpx.get(f"{url.rstrip('/')}/status", timeout=15, trust_env=False)
-        answer.raise_for_status()
-    except httpx.HTTPError as error:
-        raise PreflightError(
-            f"no router answers on {url} ({error}): start one with `antiphon serve`, "
-            "or name another with --url"
-        ) from error
-    body: Json = answer.json()
-    return body
+def fetch(router: Remote) -> Json:
+    """GET /status; raises as ``Remote.ask`` does."""
+    return router.ask("/status")
 
 
 def render(status: Json) -> str:

@@ -15,6 +15,7 @@ from bench.sse import DONE, Chunk, Lines, error_text
 from bench.transport import StackTransport
 from core.clock import Clock
 from core.errors import ConfigError, PreflightError
+from core.trust import trusting
 
 Messages = list[dict[str, str]]
 _FAILED = ("error", "abort")  # finish reasons that are none
@@ -28,6 +29,13 @@ class Request(NamedTuple):
     session: int
     turn: int
     due_s: float
+
+
+class Access(NamedTuple):
+    """What an endpoint may ask for."""
+
+    key: str = ""
+    ca: str = ""  # PEM file of the certificate to believe; empty: the usual ones
 
 
 class _Answer:
@@ -161,19 +169,19 @@ class Client:
 
 
 @asynccontextmanager
-async def connect(config: BenchConfig, clock: Clock, api_key: str) -> AsyncIterator[Client]:
-    """A client whose connections are closed at the end; ConfigError for a wrong address."""
+async def connect(config: BenchConfig, clock: Clock, access: Access) -> AsyncIterator[Client]:
+    """A client whose connections are closed at the end; ConfigError for a wrong address or file."""
     try:
         address = httpx.URL(config.url.rstrip("/").removesuffix("/v1"))
     except httpx.InvalidURL as error:
         raise ConfigError(f"--url {config.url}: {error}") from error
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-    if api_key:
-        headers["Authorization"] = f"Bearer {api_key}"
+    if access.key:
+        headers["Authorization"] = f"Bearer {access.key}"
     async with httpx.AsyncClient(
         base_url=address,
         headers=headers,
-        transport=StackTransport(),
+        transport=StackTransport(trusting(access.ca)),
         timeout=config.timeout_s,
     ) as http:
         yield Client(http, config, clock)

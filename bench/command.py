@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import plot, report, stats, workloads
-from bench.client import Client, connect
+from bench.client import Access, Client, connect
 from bench.config import BenchConfig
 from bench.outcome import Outcome
 from bench.progress import Progress
@@ -39,14 +39,14 @@ class Measured(NamedTuple):
     client_cpu_share: float
 
 
-def execute(config: BenchConfig, files: Files, api_key: str) -> int:
+def execute(config: BenchConfig, files: Files, access: Access) -> int:
     """Run it; the exit code: 1 when every request failed.
 
     Raises OperatorError before anything is sent where a file, a library or the endpoint is wrong.
     """
     _check(files)
     sessions = workloads.build(config)
-    measured = asyncio.run(_measure(config, sessions, api_key, RealClock()))
+    measured = asyncio.run(_measure(config, sessions, access, RealClock()))
     result = stats.summarise(measured.outcomes, config.targets)
     whole = report.make(
         config,
@@ -80,9 +80,9 @@ def _check(files: Files) -> None:
 
 
 async def _measure(
-    config: BenchConfig, sessions: Sequence[Session], api_key: str, clock: Clock
+    config: BenchConfig, sessions: Sequence[Session], access: Access, clock: Clock
 ) -> Measured:
-    async with connect(config, clock, api_key) as client:
+    async with connect(config, clock, access) as client:
         await client.find_model()
         await _warm_up(client, config, clock)
         total = sum(len(session.turns) for session in sessions)

@@ -6,6 +6,7 @@ the load generator would measure that. Here each connection is a pool of its own
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator
 
 import httpx
@@ -17,8 +18,9 @@ _KEEP_ALIVE_S = 2.0
 class StackTransport(httpx.AsyncBaseTransport):
     """Gives a request the connection that went idle last, or a new one."""
 
-    def __init__(self) -> None:
-        self._tls = httpx.create_ssl_context(trust_env=False)  # slow to make: one for all
+    def __init__(self, verify: ssl.SSLContext | bool) -> None:
+        # slow to make: one for all
+        self._tls = httpx.create_ssl_context(verify, trust_env=False)
         self._limits = httpx.Limits(max_connections=1, keepalive_expiry=_KEEP_ALIVE_S)
         self._idle: list[httpx.AsyncHTTPTransport] = []
 

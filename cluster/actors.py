@@ -1,6 +1,7 @@
 """WorkerActor: one rank as a Ray actor. Ray places, starts and ends it; nothing else.
 
-Requests, tokens and KV never pass through Ray: the rank listens on a gRPC port of its own.
+Requests, tokens and KV never pass through Ray: the rank listens on a gRPC port of its own. A plain
+process can own one as well (cluster/rank_process.py): nothing here knows Ray.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from core.errors import OperatorError
 from core.wire import RankInfo
 
 if TYPE_CHECKING:
-    from worker.host import RankHost
+    from worker.host import OpenTransport, RankHost
 
 T = TypeVar("T")
 
@@ -40,8 +41,10 @@ def described_codec() -> Codec[Described]:
 class WorkerActor:
     """Starts its rank at the first ``describe``. A dead step loop ends the process."""
 
-    def __init__(self, spec: bytes) -> None:
+    def __init__(self, spec: bytes, transport: OpenTransport | None = None) -> None:
+        """``transport`` overrides the configured one, for tests."""
         self._spec = Codec[RankSpec](RankSpec).decode(spec)
+        self._transport = transport
         log.setup(str(self._spec.rank), self._spec.log_level, style=self._spec.log_format)
         self._host: RankHost | None = None
         self._problem = ""
@@ -74,7 +77,7 @@ class WorkerActor:
         # Here and not above: torch reads the environment as it loads, and the driver needs none.
         from worker.host import RankHost
 
-        return await RankHost.start(self._spec, on_crash=_die)
+        return await RankHost.start(self._spec, on_crash=_die, transport=self._transport)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

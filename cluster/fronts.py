@@ -15,6 +15,7 @@ from cluster.plan import served_name
 from core.config import ClusterConfig, RouterConfig
 from core.errors import PreflightError
 from router.rpc.server import RpcFront
+from router.tls import read_tls
 
 DRAIN_S = 2  # live streams get this long to end; uvicorn takes whole seconds
 
@@ -36,20 +37,23 @@ async def listen(
 ) -> None:
     """Serve until ``stop`` is set. ``ready`` gets the ports, of HTTP and of gRPC.
 
-    Raises PreflightError where a port is taken.
+    Raises PreflightError where a port is taken, ConfigError where a file of TLS is wrong.
     """
+    tls = read_tls(config)
     sock = _http_socket(config)
     try:
-        grpc_port = None if rpc is None else rpc.bind(config.host, config.grpc_port)
+        grpc_port = None if rpc is None else rpc.bind(config.host, config.grpc_port, tls)
     except PreflightError:
         sock.close()
         raise
     settings = uvicorn.Config(
         app,
         log_level="warning",
+        log_config=None,  # its records go where ours go
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=DRAIN_S,
+        ssl_context_factory=None if tls is None else lambda *_: tls.context(),
     )
     server = _HttpServer(settings)
     async with asyncio.TaskGroup() as tasks:
@@ -84,17 +88,19 @@ def _http_socket(config: RouterConfig) -> socket.socket:
 def banner(config: ClusterConfig, port: int, grpc_port: int | None) -> str:
     """The ready line, and what to try next."""
     host = config.router.host
-    url = f"http://{host}:{port}"
+    url = f"http{'s' if config.router.tls_cert else ''}://{host}:{port}"
     grpc = "" if grpc_port is None else f", gRPC (antiphon.v1) on {host}:{grpc_port}"
     name = served_name(config)
     messages = '[{"role": "user", "content": "What is the capital of France?"}]'
+    header = " -H 'authorization: Bearer KEY'" if config.router.api_keys else ""
+    key = "KEY" if config.router.api_keys else "none"
     return f"""ready: {name} on {url}{grpc}
 
-  curl {url}/v1/chat/completions -H 'content-type: application/json' \\
+  curl {url}/v1/chat/completions -H 'content-type: application/json'{header} \\
     -d '{{"model": "{name}", "messages": {messages}}}'
 
   from openai import OpenAI
-  client = OpenAI(base_url="{url}/v1", api_key="none")
+  client = OpenAI(base_url="{url}/v1", api_key="{key}")
   answer = client.chat.completions.create(model="{name}", messages={messages})
   print(answer.choices[0].message.content)
 

@@ -20,6 +20,7 @@ from cluster.routing import router
 from core.clock import RealClock
 from core.config import ClusterConfig, ModelConfig
 from core.errors import PreflightError
+from core.trust import trusting
 from router.replicas import Member, Replicas
 from router.text.request import ServedModel
 from worker.architectures import read_spec
@@ -39,11 +40,22 @@ class Announced(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[Member, ...]
 
 
-async def join(config: ClusterConfig, url: str, say: Say) -> None:
-    """Serve until SIGINT or SIGTERM; only ``config.router`` counts. Raises OperatorError."""
-    async with httpx.AsyncClient(base_url=url, timeout=5, trust_env=False) as client:
+async def join(config: ClusterConfig, url: str, say: Say, *, key: str = "", ca: str = "") -> None:
+    """Serve until SIGINT or SIGTERM; only ``config.router`` counts. Raises OperatorError.
+
+    ``key`` is shown to the router at ``url``; ``ca`` is the PEM file to believe it by.
+    """
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with httpx.AsyncClient(
+        base_url=url, headers=headers, verify=trusting(ca), timeout=5, trust_env=False
+    ) as client:
         try:
             announced = await _ask(client)
+        except httpx.HTTPStatusError as error:
+            raise PreflightError(
+                f"{url} does not tell who is there ({error.response.status_code}): "
+                "show it its admin key with --key or ANTIPHON_KEY"
+            ) from error
         except (httpx.HTTPError, msgspec.DecodeError) as error:
             raise PreflightError(
                 f"no antiphon router answers on {url} ({error}): start one with `antiphon serve`"

@@ -85,7 +85,9 @@ class Plan:
         runtime = self.config.cluster
         if runtime.runtime == "local":
             return "this process"
-        return "this machine" if runtime.address == "local" else f"Ray at {runtime.address}"
+        if runtime.runtime == "process" or runtime.address == "local":
+            return "this machine"
+        return f"Ray at {runtime.address}"
 
     def rank(self, rank: RankId) -> RankSpec:
         """The spec of one rank; its group is a role's name."""

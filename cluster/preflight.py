@@ -20,8 +20,10 @@ from cluster import model_store
 from core.config import ClusterConfig
 from core.errors import OperatorError, PreflightError
 from core.registry import Registry
+from router.keys import read_keys
 from router.policy.base import POLICIES
 from router.text.tokenizer import TOKENIZERS
+from router.tls import read_tls
 from worker.architectures import read_spec
 from worker.checkpoint import weight_bytes
 from worker.model_spec import ModelSpec
@@ -76,9 +78,12 @@ def read_machine() -> Machine:
 def check(config: ClusterConfig, folder: Path, machine: Machine | None = None) -> tuple[str, ...]:
     """Raise PreflightError with every problem, one a line; return what is only worth a warning.
 
-    Raises ModelError when ``folder`` is not a model that can be served.
+    Raises ConfigError where keys or TLS files cannot be read, ModelError when ``folder`` is not a
+    model that can be served.
     """
     machine = machine or read_machine()
+    read_keys(config.router)
+    read_tls(config.router)
     model_store.check_folder(folder)
     spec = read_spec(folder)
     found = (
@@ -226,7 +231,7 @@ def memory_needed(config: ClusterConfig, spec: ModelSpec, weight_bytes: int) -> 
             g.replicas * (g.kv_tokens * token_bytes or g.kv_memory_mib * MIB) for g in groups
         ),
         "processes": (1 if in_process else ranks + 1) * PROCESS_BYTES,
-        "Ray": 0 if in_process else RAY_BYTES,
+        "Ray": RAY_BYTES if config.cluster.runtime == "ray" else 0,
     }
 
 

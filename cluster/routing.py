@@ -22,6 +22,7 @@ from router.admission import Admission
 from router.dispatch import Dispatcher, DispatchLimits, Routes
 from router.encoder import Encoder
 from router.frontdoor import FrontDoor
+from router.keys import read_keys
 from router.openai.app import HttpServices, make_app
 from router.policy.base import POLICIES, PolicyContext
 from router.replicas import Replicas
@@ -48,7 +49,7 @@ async def router(settings: RouterConfig, model: ServedModel, folder: Path) -> As
 
     ``folder`` has the model's tokenizer and chat template.
     """
-    clock, sink = RealClock(), PrometheusSink()
+    clock, sink, keys = RealClock(), PrometheusSink(), read_keys(settings)
     pace = SessionPace(rank_timeout_s=settings.rank_timeout_s)
     replicas = Replicas(Connector(secrets.token_hex(8), pace))
     context = PolicyContext(settings.cache_aware, clock, sink)
@@ -83,12 +84,14 @@ async def router(settings: RouterConfig, model: ServedModel, folder: Path) -> As
         metrics=board.metrics,
         version=version("antiphon"),
         body_limit_mib=settings.body_limit_mib,
+        keys=keys,
     )
     rpc_services = RpcServices(
         door=door,
         ready=selftest.ready,
         members=replicas.members,
         body_limit_mib=settings.body_limit_mib,
+        keys=keys,
     )
     rpc = RpcFront(rpc_services) if settings.grpc else None
     app = make_app(services)

@@ -31,6 +31,8 @@ Say = Callable[[str], None]
 # Mooncake logs one error and one warning whenever an engine starts, about nothing
 HARMLESS = "Local segment descriptor not found|Logging before InitGoogleLogging"
 
+_WHERE = {"ray": "on Ray", "process": "as processes", "local": "in this process"}
+
 
 async def serve(config: ClusterConfig, say: Say) -> None:
     """Serve until cancelled (SIGINT, SIGTERM). Raises OperatorError when it cannot start.
@@ -66,9 +68,8 @@ async def serve(config: ClusterConfig, say: Say) -> None:
 @asynccontextmanager
 async def ranks(plan: Plan, parts: Router, say: Say) -> AsyncIterator[Supervisor]:
     """Start every rank and keep it serving; stop them all at the end."""
-    local = plan.config.cluster.runtime == "local"
     names = ", ".join(f"{s.rank} ({s.group.threads} threads)" for s in plan.ranks())
-    say(f"starting {'in this process' if local else 'on Ray'}: {names}")
+    say(f"starting {_WHERE[plan.config.cluster.runtime]}: {names}")
     hooks = Hooks(parts.replicas.update, parts.selftest.through, parts.replicas.idle)
     launcher = _launcher(plan.config)
     supervisor = Supervisor(launcher, plan.rank, hooks, RealClock(), plan.desired)
@@ -130,6 +131,10 @@ def _launcher(config: ClusterConfig) -> Launcher:
         from cluster.local import LocalLauncher
 
         return LocalLauncher()
+    if config.cluster.runtime == "process":
+        from cluster.process_launcher import ProcessLauncher
+
+        return ProcessLauncher(config.cluster)
     env.set_default("RAY_DEDUP_LOGS_SKIP_REGEX", HARMLESS)
     env.set_default("RAY_DEDUP_LOGS_ALLOW_REGEX", "rid")  # each record about a request counts
     env.set_default("GRPC_VERBOSITY", "ERROR")  # Ray forks beside our gRPC threads, harmlessly

@@ -46,7 +46,8 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kv_memory_mib: int = 1024  # of each rank's KV pool, where kv_tokens is 0
     max_running: int = 64  # sequences in one step
     step_tokens: int = 512  # tokens in one step: the size of a prefill chunk
-    decode_reserve: int = 16  # output tokens of headroom asked for at admission
+    schedule: Literal["fcfs", "lpm", "dfs_weight"] = "fcfs"  # who starts first, within a priority
+    conservativeness: float = 1.0  # scales the pages kept free for output; more retracts less
     watchdog_s: float = 30.0  # a longer step is logged with its thread's stack; 0: never
 
     def __post_init__(self) -> None:
@@ -54,6 +55,7 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _require(self.threads >= 0, "threads must be 0 (auto) or more")
         _require(self.max_running >= 1, "max_running must be at least 1")
         _require(self.step_tokens >= 1, "step_tokens must be at least 1")
+        _require(self.conservativeness >= 0, "conservativeness must be 0 (keep none free) or more")
         _require(self.kv_tokens >= 0, "kv_tokens must be 0 (auto) or more")
         _require(self.kv_memory_mib >= 1, "kv_memory_mib must be at least 1")
         _require(self.watchdog_s >= 0, "watchdog_s must be 0 (off) or more")
@@ -65,10 +67,18 @@ class DisaggConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     transport: Literal["mooncake"] = "mooncake"  # a name in disagg/transport/base.py
     protocol: Literal["tcp", "rdma"] = "tcp"  # of Mooncake
     device: str = ""  # the RDMA device; empty for TCP
+    local_prefill: Literal["auto", "off"] | int = "auto"  # remainders decode ranks compute: tokens
+    checksum: Literal["off", "sample", "all"] = (
+        "sample"  # of KV that crossed; sample: 1 in 64 rooms
+    )
     claim_timeout_s: float = 60.0  # prefill gives up on a room that no decode rank claimed
     peer_timeout_s: float = 8.0  # a silent peer is lost after this
 
     def __post_init__(self) -> None:
+        _require(
+            isinstance(self.local_prefill, str) or self.local_prefill >= 0,
+            "local_prefill must be auto, off, or a number of tokens",
+        )
         _require(self.claim_timeout_s > 0, "claim_timeout_s must be positive")
         _require(self.peer_timeout_s > 0, "peer_timeout_s must be positive")
 
@@ -141,10 +151,10 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where ranks run."""
 
-    runtime: Literal["ray", "local"] = "ray"  # local: threads of this process, for tests
+    runtime: Literal["ray", "process", "local"] = "ray"  # process: no Ray; local: for tests
     address: str = "local"  # "local" starts Ray on this machine; else the head's host:port
     host: str = "127.0.0.1"  # the address ranks bind and announce
-    start_timeout_s: float = 120.0  # of Ray: to place the ranks, and again to start them
+    start_timeout_s: float = 120.0  # to start a rank; with Ray, place included
     log_level: Literal["debug", "info", "warning", "error"] = "warning"  # of router and ranks
     log_format: Literal["text", "json"] = "text"  # json: one object a line
 

@@ -97,6 +97,7 @@ class RankDump(msgspec.Struct, frozen=True, kw_only=True):
     """A rank's answer to ``antiphon dump``."""
 
     incarnation: Incarnation
+    pid: int
     uptime_s: float
     busy: Busy | None  # None: the step loop waits for events
     stuck_steps: int  # that took longer than the watchdog allows

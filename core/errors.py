@@ -4,7 +4,7 @@ AntiphonError
 ├── OperatorError          the operator can act; the command line exits with code 2
 │   ├── ConfigError        a wrong key, type or value, with its path
 │   ├── UnknownBackend     a name no registry knows
-│   ├── BackendUnavailable a library is missing
+│   ├── BackendUnavailable a library or tool is missing
 │   ├── ModelError         a model folder that cannot be served
 │   └── PreflightError     a port, library or memory is missing
 ├── RequestError           the caller can act: 400
@@ -41,11 +41,11 @@ class UnknownBackend(OperatorError):
 
 
 class BackendUnavailable(OperatorError):
-    """A known backend whose library is not installed."""
+    """A known backend that lacks a library or a tool."""
 
     def __init__(self, kind: str, name: str, missing: tuple[str, ...]) -> None:
         super().__init__(
-            f"{kind} {name!r} needs {', '.join(missing)}: pip install it, or choose another"
+            f"{kind} {name!r} needs {', '.join(missing)}: install it, or choose another"
         )
 
 

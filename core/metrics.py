@@ -108,6 +108,9 @@ RANK_KV_SENT = _gauge("rank_kv_sent_bytes", "KV bytes sent to other ranks since 
 RANK_KV_RECEIVED = _gauge("rank_kv_received_bytes", "KV bytes received since start", *_RANK)
 RANK_BUSY = _gauge("rank_busy_seconds", "Time in engine steps since start", *_RANK)
 RANK_STUCK = _gauge("rank_stuck_steps", "Steps longer than watchdog_s since start", *_RANK)
+RANK_PAGE_REPAIRS = _gauge(
+    "rank_page_repairs", "Accounts of KV pages that did not add up and were put right", *_RANK
+)
 RANK_OLDEST_WAIT = _gauge("rank_oldest_waiting_seconds", "Age of the longest wait now", *_RANK)
 RANK_LAST_STEP = _gauge("rank_last_step_seconds", "Time of the latest engine step", *_RANK)
 
@@ -117,7 +120,7 @@ METRICS: tuple[Metric, ...] = (
     RANK_WAITING, RANK_WAITING_TOKENS, RANK_RUNNING, RANK_HANDOFFS, RANK_FREE_PAGES,
     RANK_CACHED_PAGES, RANK_TOTAL_PAGES, RANK_STEPS, RANK_PROMPT_TOKENS, RANK_CACHED_TOKENS,
     RANK_OUTPUT_TOKENS, RANK_RETRACTIONS, RANK_KV_SENT, RANK_KV_RECEIVED,
-    RANK_BUSY, RANK_STUCK, RANK_OLDEST_WAIT, RANK_LAST_STEP,
+    RANK_BUSY, RANK_STUCK, RANK_PAGE_REPAIRS, RANK_OLDEST_WAIT, RANK_LAST_STEP,
 )  # fmt: skip
 
 
@@ -236,6 +239,7 @@ def _rank_values(report: LoadReport) -> tuple[tuple[Metric, float], ...]:
         (RANK_KV_RECEIVED, report.kv_bytes_received),
         (RANK_BUSY, report.busy_s),
         (RANK_STUCK, report.stuck_steps),
+        (RANK_PAGE_REPAIRS, report.page_repairs),
         (RANK_OLDEST_WAIT, report.oldest_waiting_s),
         (RANK_LAST_STEP, report.last_step_s),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
+from core.handoffs import HandoffReport
 from core.wire import (
     Incarnation,
     LoadReport,
@@ -27,6 +28,11 @@ class WorkerClient(Protocol):
     @property
     def load(self) -> LoadReport:
         """The latest report."""
+        ...
+
+    @property
+    def transfers(self) -> HandoffReport | None:
+        """The latest counters of its handoffs; None where there are none."""
         ...
 
     @property

@@ -15,13 +15,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where an implementation lives and which third-party modules it needs."""
+    """Where an implementation lives, and what it needs."""
 
     target: str  # "package.module:attribute"
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  # third-party modules
+    check: str = ""  # "package.module:function" that says what else is missing here
 
     def missing(self) -> tuple[str, ...]:
-        return tuple(m for m in self.needs if find_spec(m) is None)
+        modules = tuple(m for m in self.needs if find_spec(m) is None)
+        if modules or not self.check:
+            return modules
+        ask = cast("Callable[[], tuple[str, ...]]", _attribute(self.check))
+        return ask()
 
 
 class Registry(Generic[T]):
@@ -38,11 +43,11 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def usable(self) -> tuple[str, ...]:
-        """Names whose libraries are installed here."""
+        """Names of what can be used here."""
         return tuple(n for n, e in self._entries.items() if not e.missing())
 
     def resolve(self, name: str) -> str:
-        """A known name; "auto" is the first of the order that is installed.
+        """A known name; "auto" is the first of the order that can be used here.
 
         Raises UnknownBackend.
         """
@@ -61,5 +66,9 @@ class Registry(Generic[T]):
         entry = self._entries[name]
         if missing := entry.missing():
             raise BackendUnavailable(self.kind, name, missing)
-        module, _, attribute = entry.target.partition(":")
-        return cast("Callable[..., T]", getattr(import_module(module), attribute))
+        return cast("Callable[..., T]", _attribute(entry.target))
+
+
+def _attribute(target: str) -> object:
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)

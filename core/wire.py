@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from core.handoffs import HandoffReport
+
 PROTOCOL_VERSION = 1
 
 Int32Array = npt.NDArray[np.int32]
@@ -125,6 +127,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
     params: SamplingParams
     route: Route
     cache_salt: str = ""  # requests share cached KV only where their salts are equal
+    priority: int = 0  # higher is started first, and retracted last
 
     def ids(self) -> Int32Array:
         return unpack_ids(self.token_ids)
@@ -201,6 +204,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_received: int = 0
     busy_s: float = 0.0  # in steps; with ``steps``, the mean time of one
     stuck_steps: int = 0  # took longer than the watchdog allows
+    page_repairs: int = 0  # accounts of KV pages that did not add up and were put right
     oldest_waiting_s: float = 0.0  # not counters: age of the request that waits longest
     last_step_s: float = 0.0
 
@@ -224,6 +228,7 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     attention: str
     threads: int
     pid: int
+    transport: str = ""  # by which KV crosses, in words; empty: it does not
 
 
 # --- session stream: router -> rank -----------------------------------------------------------
@@ -269,6 +274,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
 
     chunks: tuple[TokenChunk, ...]
     load: LoadReport
+    transfers: HandoffReport | None = None  # in the answer to a Ping
 
 
 ToRouter = Welcome | StepReport
@@ -298,3 +304,4 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     pages: PageAccount
     handoffs: dict[str, int]  # phase -> number of rooms
     uptime_s: float
+    transfers: HandoffReport | None = None  # None: a unified rank

@@ -33,11 +33,24 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptHere:
+    """The prompt will be computed on this rank: no page is announced."""
+
+
+@dataclass(frozen=True, slots=True)
 class LastArrived:
     """The peer says that all KV is in place."""
 
     generation: int
     first_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Corrupt:
+    """The peer says that all KV is in place, and what is there is not what it sent."""
+
+    generation: int
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +73,17 @@ class Fenced:
     """The transport was renewed: nothing announced before can land."""
 
 
-IncomingEvent = Reserved | LastArrived | QuietHeard | RefusedHeard | Fenced | PeerLost | Aborted
+IncomingEvent = (
+    Reserved
+    | KeptHere
+    | LastArrived
+    | Corrupt
+    | QuietHeard
+    | RefusedHeard
+    | Fenced
+    | PeerLost
+    | Aborted
+)
 
 # --- decode side: actions ---------------------------------------------------------------------
 
@@ -70,6 +93,11 @@ class Announce:
     """Tell the peer where to write, under this generation."""
 
     generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendDeclined:
+    """Tell the peer that its part is not needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +130,7 @@ class Release:
     """The pages may be used again."""
 
 
-IncomingAction = Announce | StartDecoding | SendCancel | Fence | Fail | Release
+IncomingAction = Announce | SendDeclined | StartDecoding | SendCancel | Fence | Fail | Release
 
 
 # --- prefill side: events ---------------------------------------------------------------------
@@ -142,6 +170,11 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
+class Declined:
+    """The decode rank computes the prompt itself."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimTimeout:
     """Nobody announced pages for this room in time."""
 
@@ -149,7 +182,15 @@ class ClaimTimeout:
 
 
 OutgoingEvent = (
-    Claimed | Computed | WriteDone | Renewed | Cancelled | Aborted | PeerLost | ClaimTimeout
+    Claimed
+    | Declined
+    | Computed
+    | WriteDone
+    | Renewed
+    | Cancelled
+    | Aborted
+    | PeerLost
+    | ClaimTimeout
 )
 
 # --- prefill side: actions --------------------------------------------------------------------

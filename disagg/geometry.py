@@ -34,13 +34,21 @@ class PageGeometry(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.slot_bytes)
 
 
-def mismatch(ours: PageGeometry, theirs: PageGeometry) -> str | None:
-    """Name the first field in which the two differ, with both values; None when they agree."""
+def mismatch(prefill: PageGeometry, decode: PageGeometry) -> str | None:
+    """Name every field in which the two differ, with both values; None when they agree."""
+    different = []
     for field in PageGeometry.__struct_fields__:
-        mine, other = getattr(ours, field), getattr(theirs, field)
-        if mine != other:
-            return f"KV geometry differs: {field} is {mine!r} here and {other!r} at the peer"
-    return None
+        mine, other = getattr(prefill, field), getattr(decode, field)
+        if mine == other:
+            continue
+        if field == "slot_bytes":
+            mine, other = _in_words(mine), _in_words(other)
+        different.append(f"{field} is {mine!r} at the prefill rank, {other!r} at the decode rank")
+    return f"KV geometry differs: {'; '.join(different)}" if different else None
+
+
+def _in_words(slot_bytes: tuple[int, ...]) -> str:
+    return f"{sum(slot_bytes)} bytes in {len(slot_bytes)} regions"
 
 
 def copies(

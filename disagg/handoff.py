@@ -8,14 +8,16 @@ read is released only after the prefill rank has renewed its own engine.
 
 Incoming, the decode side of one room:
 
-    WAITING ──Reserved──▶ ANNOUNCED ──LastArrived──▶ READY
+    WAITING ──KeptHere──▶ LOCAL      (the peer is told that its part is not needed)
+       │
+       └────Reserved────▶ ANNOUNCED ──LastArrived──▶ READY
                             │  ▲ │                              Fenced while ANNOUNCED (for another
                             │  └─┘ Fenced: announce again       room's sake): announce again with
                Aborted ┌────┴────┐ PeerLost, unquiet Refused    a higher generation
                        ▼         ▼
                CANCELLING ────▶ FENCING      CANCELLING ends with any of Quiet, LastArrived,
                        │         │           quiet Refused, Fenced; FENCING with Fenced alone.
-                       ▼         ▼           A quiet Refused ends ANNOUNCED at once.
+                       ▼         ▼           A quiet Refused or Corrupt ends ANNOUNCED at once.
                        RELEASED ◀┘
 
 Outgoing, the prefill side of one room:
@@ -25,7 +27,7 @@ Outgoing, the prefill side of one room:
         │    a write fails │ │   │ Cancelled, Aborted, PeerLost, with a write in flight
         │                  ▼ │   ▼
         │              STALLED ▶ DRAINING ──write returned, engine renewed──▶ CLOSED
-        └─ClaimTimeout, Aborted──▶ CLOSED        (at once, when nothing is in flight)
+        └─ClaimTimeout, Aborted, Declined──▶ CLOSED        (at once, when nothing is in flight)
 
     STALLED: the peer was told of the failure and the own engine is being replaced. The peer
     either fenced and announces again (back to SENDING), or cancels.
@@ -47,11 +49,14 @@ from disagg.events import (
     Claimed,
     ClaimTimeout,
     Computed,
+    Corrupt,
+    Declined,
     Fail,
     Fence,
     Fenced,
     IncomingAction,
     IncomingEvent,
+    KeptHere,
     LastArrived,
     OutgoingAction,
     OutgoingEvent,
@@ -64,6 +69,7 @@ from disagg.events import (
     Renewed,
     Reserved,
     SendCancel,
+    SendDeclined,
     SendDone,
     SendQuiet,
     SendRefused,
@@ -77,6 +83,7 @@ class IncomingPhase(StrEnum):
     """Where a room stands on the decode side."""
 
     WAITING = "waiting"
+    LOCAL = "local"
     ANNOUNCED = "announced"
     READY = "ready"
     CANCELLING = "cancelling"
@@ -96,7 +103,7 @@ class Incoming:
 
     @property
     def over(self) -> bool:
-        return self.phase in (IncomingPhase.READY, IncomingPhase.RELEASED)
+        return self.phase in (IncomingPhase.LOCAL, IncomingPhase.READY, IncomingPhase.RELEASED)
 
     def on(self, event: IncomingEvent) -> IncomingStep:
         """The state after ``event``, and what to do about it, in order."""
@@ -122,6 +129,8 @@ class Incoming:
         match event:
             case Reserved():
                 return self._announce()
+            case KeptHere():
+                return self._to(IncomingPhase.LOCAL), (SendDeclined(),)
             case Aborted(kind, message):  # nobody knows the pages yet
                 return self._to(IncomingPhase.RELEASED), (Fail(kind, message), Release())
         return self, ()
@@ -132,6 +141,8 @@ class Incoming:
             case LastArrived(generation, first_token) if generation <= self.generation:
                 # An older generation is as good: its writes had landed before the fence.
                 after = self._to(IncomingPhase.READY), (StartDecoding(first_token),)
+            case Corrupt(generation, message) if generation <= self.generation:
+                after = self._refused(generation, Fail(ErrorKind.UNAVAILABLE, message), quiet=True)
             case RefusedHeard(generation, kind, message, quiet) if generation <= self.generation:
                 after = self._refused(generation, Fail(kind, message), quiet=quiet)
             case QuietHeard():
@@ -155,7 +166,7 @@ class Incoming:
 
     def _cancelling(self, event: IncomingEvent) -> IncomingStep:
         match event:
-            case QuietHeard() | LastArrived() | RefusedHeard(quiet=True) | Fenced():
+            case QuietHeard() | LastArrived() | Corrupt() | RefusedHeard(quiet=True) | Fenced():
                 return self._to(IncomingPhase.RELEASED), (Release(),)
             case RefusedHeard(generation=generation) if generation == self.generation:
                 return self._to(IncomingPhase.FENCING), (Fence(),)
@@ -183,8 +194,9 @@ class OutgoingPhase(StrEnum):
 
 
 OutgoingStep: TypeAlias = "tuple[Outgoing, tuple[OutgoingAction, ...]]"
-Ending = Cancelled | Aborted | PeerLost
+Ending = Cancelled | Aborted | Declined | PeerLost
 _WRITE_FAILED = "a KV write failed"
+DECLINED = "the decode rank computes the prompt itself"
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +268,8 @@ class Outgoing:
                 return claimed._next()
             case Aborted(message=message):
                 return replace(self, ending=event)._close(False, message)
+            case Declined():
+                return replace(self, ending=event)._close(False, DECLINED)
             case ClaimTimeout(message):
                 return self._close(False, message)
         return self, ()

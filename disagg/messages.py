@@ -38,12 +38,19 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
     room: int
 
 
+class Declined(msgspec.Struct, frozen=True, kw_only=True, tag="declined"):
+    """Decode to prefill: I compute this prompt myself, and will announce nothing."""
+
+    room: int
+
+
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """Prefill to decode: all KV is in your pages; nothing more comes."""
 
     room: int
     generation: int
     first_token: int  # the id sampled from the prompt's last position
+    checksums: tuple[int, ...] = ()  # as in disagg.checksum; empty: this room is not checked
 
 
 class Quiet(msgspec.Struct, frozen=True, kw_only=True, tag="quiet"):
@@ -65,7 +72,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     quiet: bool
 
 
-ToPrefill = Announcement | Cancel
+ToPrefill = Announcement | Cancel | Declined
 ToDecode = Done | Quiet | Refused
 
 

@@ -1,28 +1,34 @@
 """The decode side of the handoffs of one rank: announce pages, watch for completion, release.
 
 A thin shell over ``handoff.Incoming``, used by the engine's thread alone. It starts no thread and
-reads no clock: what happens, happens inside a call.
+decides nothing by a clock: what happens, happens inside a call.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
+from core.clock import Clock, RealClock
 from core.dump import RoomView
 from core.errors import RequestError, TransferError
-from core.wire import ErrorKind, Int32Array, pack_ids
+from core.handoffs import HandoffCount, HandoffReport
+from core.wire import ErrorKind, Int32Array, pack_ids, unpack_ids
+from disagg import checksum
 from disagg.events import (
     Aborted,
     Announce,
+    Corrupt,
     Fail,
     Fence,
     Fenced,
     IncomingAction,
     IncomingEvent,
+    KeptHere,
     LastArrived,
     PeerLost,
     QuietHeard,
@@ -30,13 +36,15 @@ from disagg.events import (
     Release,
     Reserved,
     SendCancel,
+    SendDeclined,
     StartDecoding,
 )
 from disagg.geometry import PageGeometry
-from disagg.handoff import Incoming
+from disagg.handoff import Incoming, IncomingPhase
 from disagg.messages import (
     Announcement,
     Cancel,
+    Declined,
     Done,
     Quiet,
     Refused,
@@ -45,6 +53,8 @@ from disagg.messages import (
 )
 from disagg.transport.base import KVTransport
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Ready:
@@ -52,6 +62,7 @@ class Ready:
 
     room: int
     first_token: int  # the id that the prefill rank sampled
+    took_s: float = field(default=0.0, compare=False)  # since the pages were announced
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,7 @@ class _Room:
     held: int
     pages: bytes
     machine: Incoming
+    announced_s: float
 
 
 class Receiver:
@@ -87,7 +99,7 @@ class Receiver:
 
     ``bases`` are the addresses of slot 0 of each region, in the order of the geometry; the
     transport must have them registered, and serve this receiver alone. ``send`` must not block;
-    it may drop what it cannot deliver, when it then reports the peer lost.
+    it may drop what it cannot deliver, when it then reports the peer lost. ``clock`` only measures.
     """
 
     def __init__(
@@ -96,9 +108,11 @@ class Receiver:
         geometry: PageGeometry,
         bases: Sequence[int],
         send: Callable[[str, bytes], None],
+        clock: Clock | None = None,
     ) -> None:
         assert len(bases) == len(geometry.slot_bytes), (bases, geometry)
-        self.bytes_received = 0
+        self._clock = clock or RealClock()
+        self._count = HandoffCount()
         self._transport = transport
         self._address = transport.address
         self._geometry = geometry
@@ -116,10 +130,23 @@ class Receiver:
         The caller keeps the slots untouched until Ready or Released of this room. Raises
         RequestError when the room is in use.
         """
+        self._count.prompt_tokens += held + len(slots)
+        self._count.delta_tokens += len(slots)
+        self._open(room, _Room(rid, peer, held, pack_ids(slots), Incoming(), self._clock.now()))
+        self._feed(room, Reserved())
+
+    def decline(self, room: int, rid: str, peer: str) -> None:
+        """Tell the prefill rank behind ``peer`` that the prompt is computed here. Nothing follows.
+
+        Raises RequestError when the room is in use.
+        """
+        self._open(room, _Room(rid, peer, 0, b"", Incoming(), self._clock.now()))
+        self._feed(room, KeptHere())
+
+    def _open(self, room: int, record: _Room) -> None:
         if room in self._rooms:
             raise RequestError(f"room {room} is already in use", param="room")
-        self._rooms[room] = _Room(rid, peer, held, pack_ids(slots), Incoming())
-        self._feed(room, Reserved())
+        self._rooms[room] = record
 
     def cancel(self, room: int, message: str, kind: ErrorKind = ErrorKind.UNAVAILABLE) -> None:
         """Give the room up: Failed with ``kind`` follows, then Released. Unknown rooms: no-op."""
@@ -135,8 +162,8 @@ class Receiver:
         except msgspec.DecodeError as error:
             raise TransferError(f"peer {peer} sent what cannot be read: {error}") from error
         match message:
-            case Done(room=room, generation=generation, first_token=token):
-                self._from(peer, room, LastArrived(generation, token))
+            case Done(room=room):
+                self._from(peer, room, self._arrived(message))
             case Quiet(room=room):
                 self._from(peer, room, QuietHeard())
             case Refused(room=room) if room not in self._rooms and not message.quiet:
@@ -164,6 +191,19 @@ class Receiver:
         """Live rooms by phase."""
         return dict(Counter(str(record.machine.phase) for record in self._rooms.values()))
 
+    @property
+    def bytes_received(self) -> int:
+        return self._count.moved_bytes
+
+    @property
+    def count(self) -> HandoffCount:
+        """The counters, for the owner to add its own."""
+        return self._count
+
+    def report(self) -> HandoffReport:
+        """What was counted since start."""
+        return self._count.report(sum(len(r.pages) // 4 for r in self._rooms.values()))
+
     def rooms(self) -> tuple[RoomView, ...]:
         """Every live room, for a dump."""
         return tuple(
@@ -184,8 +224,24 @@ class Receiver:
         """
         self._fence_due = False
         self._address = self._transport.renew()
+        self._count.fences += 1
         for room in list(self._rooms):
             self._feed(room, Fenced())
+
+    def _arrived(self, message: Done) -> LastArrived | Corrupt:
+        """What a Done means, once the checksums that came with it were compared."""
+        room, record = message.room, self._rooms.get(message.room)
+        if message.checksums and record and record.machine.phase is IncomingPhase.ANNOUNCED:
+            began = self._clock.now()
+            slots = unpack_ids(record.pages)
+            here = checksum.digests(self._geometry, self._bases, slots, room)
+            self._count.took("check", self._clock.now() - began)
+            self._count.checked += 1
+            if here != message.checksums:
+                words = checksum.difference(message.checksums, here)
+                log.error("room %d: %s", room, words, extra={"rid": record.rid})
+                return Corrupt(message.generation, words)
+        return LastArrived(message.generation, message.first_token)
 
     def _from(self, peer: str, room: int, event: IncomingEvent) -> None:
         """Feed an event heard from ``peer``, unless the room is none of that peer's."""
@@ -201,17 +257,24 @@ class Receiver:
         if record.machine.over:
             del self._rooms[room]
         for action in actions:
+            if isinstance(action, Fail):
+                self._count.failed[_cause(event)] += 1
             self._do(room, record, action)
 
     def _do(self, room: int, record: _Room, action: IncomingAction) -> None:
         match action:
             case Announce(generation):
+                self._count.retries += generation > 1
                 self._send(record.peer, self._encode(self._announcement(room, record, generation)))
             case SendCancel():
                 self._send(record.peer, self._encode(Cancel(room=room)))
+            case SendDeclined():
+                self._send(record.peer, self._encode(Declined(room=room)))
             case StartDecoding(first_token):
-                self.bytes_received += len(record.pages) // 4 * self._geometry.token_bytes
-                self._outcomes.append(Ready(room, first_token))
+                took_s = self._clock.now() - record.announced_s
+                self._count.took("ready", took_s)
+                self._count.moved_bytes += len(record.pages) // 4 * self._geometry.token_bytes
+                self._outcomes.append(Ready(room, first_token, took_s))
             case Fail(kind, message):
                 self._outcomes.append(Failed(room, kind, message))
             case Release():
@@ -234,3 +297,17 @@ class Receiver:
 
 def _heard(message: Refused) -> RefusedHeard:
     return RefusedHeard(message.generation, message.kind, message.message, message.quiet)
+
+
+def _cause(event: IncomingEvent) -> str:
+    """Why a room failed, in a word for metrics."""
+    match event:
+        case PeerLost():
+            return "peer_lost"
+        case Corrupt():
+            return "checksum"
+        case RefusedHeard(quiet=False):
+            return "write_failed"
+        case Aborted():
+            return "aborted"
+    return "refused"

@@ -8,11 +8,24 @@ import numpy as np
 
 from core.dump import RoomView
 from core.wire import ErrorKind, Int32Array
-from disagg.handoff import Outgoing
+from disagg import geometry as layout
+from disagg.events import Aborted, PeerLost
+from disagg.geometry import PageGeometry
+from disagg.handoff import Ending, Outgoing
 from disagg.messages import Announcement
 
 MAX_EARLY = 1024
 MAX_GRAVES = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The end of a room: no source page of it is read any more. Nothing more comes."""
+
+    room: int
+    ok: bool  # the decode rank has all KV and the first token
+    message: str  # why not
+    declined: bool = False  # the decode rank computes the prompt itself: no failure
 
 
 @dataclass(slots=True)
@@ -27,6 +40,26 @@ class OpenRoom:
     machine: Outgoing = field(default_factory=Outgoing)
     slots: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     first_token: int = 0
+    checksums: tuple[int, ...] = ()  # of the write that ended the prompt
+    opened_s: float = 0.0
+    sending_s: float | None = None  # when it first could send
+
+    def problem(
+        self, message: Announcement, geometry: PageGeometry
+    ) -> tuple[ErrorKind, str] | None:
+        """Why the announced pages cannot be written, if so."""
+        if difference := layout.mismatch(geometry, message.geometry):
+            return ErrorKind.UNAVAILABLE, difference
+        expected = self.tokens - message.held
+        announced = len(message.pages) // 4
+        if message.rid != self.rid:
+            room = message.room
+            words = f"room {room} is of {self.rid!r} here, of {message.rid!r} at the peer"
+            return ErrorKind.INTERNAL, words
+        if announced != expected or len(message.bases) != len(geometry.slot_bytes):
+            words = f"{announced} pages announced for {expected} tokens of the prompt"
+            return ErrorKind.INTERNAL, words
+        return None
 
     def view(self, room: int) -> RoomView:
         machine = self.machine
@@ -49,6 +82,7 @@ class Grave:
     quiet: bool  # nothing of it can land any more
     kind: ErrorKind
     message: str
+    declined: bool = False  # by a decode rank that computes the prompt itself
 
 
 @dataclass(slots=True)
@@ -126,3 +160,15 @@ class EarlyClaims:
             elif now >= claim.deadline:
                 expired.append(room)
         return [self._claims.pop(room) for room in expired]
+
+
+def cause_of(ending: Ending | None) -> str:
+    """Why a room failed, in a word for metrics."""
+    match ending:
+        case None:
+            return "claim_timeout"
+        case Aborted():
+            return "aborted"
+        case PeerLost():
+            return "peer_lost"
+    return "cancelled"

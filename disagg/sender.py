@@ -10,23 +10,25 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 import numpy as np
 
+from core.clock import RealClock
 from core.dump import RoomView
 from core.errors import RequestError, TransferError
+from core.handoffs import HandoffCount, HandoffReport
 from core.wire import ErrorKind, Int32Array
-from disagg import geometry as layout
+from disagg import checksum
+from disagg.copier import Copier
 from disagg.events import (
     Aborted,
     Cancelled,
     Claimed,
     ClaimTimeout,
     Computed,
+    Declined,
     OutgoingAction,
     OutgoingEvent,
     PeerLost,
@@ -40,9 +42,11 @@ from disagg.events import (
     WriteDone,
 )
 from disagg.geometry import PageGeometry
+from disagg.handoff import DECLINED
 from disagg.messages import (
     Announcement,
     Cancel,
+    Declined as DeclinedMessage,
     Done,
     Quiet,
     Refused,
@@ -50,21 +54,11 @@ from disagg.messages import (
     to_decode_codec,
     to_prefill_codec,
 )
-from disagg.registers import EarlyClaims, Grave, Graveyard, OpenRoom
+from disagg.registers import Closed, EarlyClaims, Grave, Graveyard, OpenRoom, cause_of
 from disagg.transport.base import KVTransport
-from disagg.writers import Finished, Submit, Writers
+from disagg.writers import Finished, Submit, Writers, Written
 
 log = logging.getLogger(__name__)
-WRITER_THREADS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """The end of a room: no source page of it is read any more. Nothing more comes."""
-
-    room: int
-    ok: bool  # the decode rank has all KV and the first token
-    message: str  # why not
 
 
 class Sender:
@@ -73,7 +67,7 @@ class Sender:
     ``bases`` are the addresses of slot 0 of each region, in the order of the geometry; the
     transport must have them registered, and serve this sender alone. ``send`` must not block; it
     may drop what it cannot deliver, when it then reports the peer lost. ``wake`` is called from
-    writer threads. ``submit`` replaces the writer threads in tests.
+    writer threads. ``submit`` replaces the writer threads in tests. Its clock only measures.
     """
 
     def __init__(
@@ -85,16 +79,15 @@ class Sender:
         wake: Callable[[], None],
         claim_timeout_s: float = 60.0,
         submit: Submit | None = None,
+        check: checksum.Mode = "sample",
     ) -> None:
         assert len(bases) == len(geometry.slot_bytes), (bases, geometry)
-        self.bytes_sent = 0
-        self._transport = transport
-        self._geometry = geometry
-        self._bases = tuple(bases)
+        self._clock = RealClock()
+        self._copier = Copier(transport, geometry, bases, self._clock, check)
+        self._count = HandoffCount()
         self._send = send
         self._claim_timeout_s = claim_timeout_s
-        self._pool = ThreadPoolExecutor(WRITER_THREADS, "kv-writer") if submit is None else None
-        self._writers = Writers(submit or self._pool_submit, wake)
+        self._writers = Writers(submit, wake)
         self._encode = to_decode_codec().encode
         self._decode = to_prefill_codec().decode
         self._rooms: dict[int, OpenRoom] = {}
@@ -115,9 +108,9 @@ class Sender:
         if room in self._rooms:
             raise RequestError(f"room {room} is already in use", param="room")
         if grave := self._graves.get(room):
-            self._closed.append(Closed(room, False, grave.message))
+            self._closed.append(Closed(room, False, grave.message, grave.declined))
             return
-        self._rooms[room] = OpenRoom(rid, tokens)
+        self._rooms[room] = OpenRoom(rid, tokens, opened_s=self._clock.now())
         if early := self._early.pop(room):
             self._on_announcement(early.peer, early.message)
 
@@ -171,6 +164,14 @@ class Sender:
         counts["early"] = len(self._early)
         return dict(+counts)
 
+    @property
+    def bytes_sent(self) -> int:
+        return self._count.moved_bytes
+
+    def report(self) -> HandoffReport:
+        """What was counted since start."""
+        return self._count.report(sum(len(record.slots) for record in self._rooms.values()))
+
     def rooms(self) -> tuple[RoomView, ...]:
         """Every live room, and every early announcement, for a dump."""
         live = (record.view(room) for room, record in self._rooms.items())
@@ -178,8 +179,7 @@ class Sender:
 
     def close(self) -> None:
         """Stop the writer threads after the writes in progress; does not wait for them."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._writers.close()
 
     # --- the peer's side ----------------------------------------------------------------------
 
@@ -197,6 +197,8 @@ class Sender:
                 self._on_announcement(peer, message)
             case Cancel(room=room):
                 self._on_cancel(peer, room)
+            case DeclinedMessage(room=room):
+                self._on_declined(room)
 
     def on_peer_lost(self, peer: str, message: str = "the link to the decode rank ended") -> None:
         """The link is gone: its rooms close once nothing of them is in flight."""
@@ -212,7 +214,7 @@ class Sender:
         if record is None:
             self._on_unknown(peer, message)
         elif record.claim is None:
-            if problem := self._problem(record, message):
+            if problem := record.problem(message, self._copier.geometry):
                 self._feed(message.room, Aborted(*problem))
                 self._on_unknown(peer, message)
             else:
@@ -224,6 +226,12 @@ class Sender:
             self._claim(peer, record, message)
 
     def _claim(self, peer: str, record: OpenRoom, message: Announcement) -> None:
+        if record.claim is None:
+            self._count.took("claim", self._clock.now() - record.opened_s)
+            self._count.prompt_tokens += record.tokens
+            self._count.delta_tokens += record.tokens - message.held
+        else:
+            self._count.retries += 1
         record.peer, record.claim = peer, message
         log.info("room %d claimed by %s", message.room, peer, extra={"rid": record.rid})
         self._feed(message.room, Claimed(message.generation, message.held))
@@ -255,26 +263,21 @@ class Sender:
         if grave.quiet:
             self._send(peer, self._encode(Quiet(room=room)))
 
+    def _on_declined(self, room: int) -> None:
+        """Nobody will claim the room; a decode rank that has done so does not decline it."""
+        if room in self._rooms:
+            self._feed(room, Declined())
+        elif room not in self._graves:
+            self._early.pop(room)
+            grave = Grave(0, True, ErrorKind.UNAVAILABLE, DECLINED, declined=True)
+            self._graves.bury(room, grave)
+
     def _refuse(self, peer: str, message: Announcement, kind: ErrorKind, words: str) -> None:
         """Turn an announcement down for which nothing was ever written."""
         answer = Refused(
             room=message.room, generation=message.generation, kind=kind, message=words, quiet=True
         )
         self._send(peer, self._encode(answer))
-
-    def _problem(self, record: OpenRoom, message: Announcement) -> tuple[ErrorKind, str] | None:
-        """Why the announced pages cannot be written, if so."""
-        if difference := layout.mismatch(self._geometry, message.geometry):
-            return ErrorKind.UNAVAILABLE, difference
-        expected = record.tokens - message.held
-        announced = len(message.pages) // 4
-        if message.rid != record.rid:
-            words = f"room {message.room} is of {record.rid!r} here, of {message.rid!r} at the peer"
-            return ErrorKind.INTERNAL, words
-        if announced != expected or len(message.bases) != len(self._bases):
-            words = f"{announced} pages announced for {expected} tokens of the prompt"
-            return ErrorKind.INTERNAL, words
-        return None
 
     # --- machinery ----------------------------------------------------------------------------
 
@@ -297,7 +300,7 @@ class Sender:
             case ReleasePages(ok, words):
                 self._bury(room, record, ok=ok, message=words)
             case SendDone(generation):
-                message = Done(room=room, generation=generation, first_token=record.first_token)
+                message = self._done(room, record, generation)
             case SendQuiet():
                 message = Quiet(room=room)
             case SendRefused(generation, kind, words, quiet):
@@ -307,27 +310,36 @@ class Sender:
         if message is not None:
             self._send(record.peer, self._encode(message))
 
+    def _done(self, room: int, record: OpenRoom, generation: int) -> Done:
+        if record.sending_s is not None:
+            self._count.took("send", self._clock.now() - record.sending_s)
+        self._count.checked += bool(record.checksums)
+        return Done(
+            room=room,
+            generation=generation,
+            first_token=record.first_token,
+            checksums=record.checksums,
+        )
+
     def _bury(self, room: int, record: OpenRoom, *, ok: bool, message: str) -> None:
         del self._rooms[room]
-        self._closed.append(Closed(room, ok, message))
-        ending = record.machine.ending
-        kind = ending.kind if isinstance(ending, Aborted) else ErrorKind.UNAVAILABLE
         machine = record.machine
-        grave = Grave(machine.generation, machine.quiet, kind, message or "the room was served")
-        self._graves.bury(room, grave)
+        ending = machine.ending
+        declined = isinstance(ending, Declined)
+        self._closed.append(Closed(room, ok, message, declined))
+        if not ok and not declined:
+            self._count.failed[cause_of(ending)] += 1
+        kind = ending.kind if isinstance(ending, Aborted) else ErrorKind.UNAVAILABLE
+        words = message or "the room was served"
+        self._graves.bury(room, Grave(machine.generation, machine.quiet, kind, words, declined))
 
     def _write(self, room: int, record: OpenRoom, start: int, stop: int) -> None:
         claim = record.claim
         assert claim is not None, room
-        targets = claim.slots()[start - claim.held : stop - claim.held]
-        job = partial(self._copy, claim, record.slots[start:stop], targets)
+        if record.sending_s is None:
+            record.sending_s = self._clock.now()
+        job = partial(self._copier.copy, claim, record.slots, start, stop)
         self._writers.write(room, claim.address, job)
-
-    def _copy(self, claim: Announcement, sources: Int32Array, targets: Int32Array) -> int:
-        """On a writer thread: one write; its size in bytes."""
-        copies = layout.copies(self._geometry, self._bases, sources, claim.bases, targets)
-        self._transport.write(claim.address, copies)
-        return len(sources) * self._geometry.token_bytes
 
     def _renew(self) -> None:
         """Start replacing the engine for all rooms that wait for it, unless one is under way.
@@ -336,17 +348,14 @@ class Sender:
         """
         if self._stale and not self._renewing:
             self._renewing, self._stale = frozenset(self._stale), set()
-            self._writers.renew(self._replace_engine)
-
-    def _replace_engine(self) -> int:
-        self._transport.renew()
-        return 0
+            self._writers.renew(self._copier.renew)
 
     def _on_finished(self, item: Finished) -> None:
         error = item.error
         if item.room is None:
             if error is not None:
                 raise error
+            self._count.fences += 1
             served, self._renewing = self._renewing, frozenset()
             for room in served:
                 self._feed(room, Renewed())
@@ -355,10 +364,17 @@ class Sender:
         if error is not None and not isinstance(error, TransferError):
             raise error
         if error is None:
-            self.bytes_sent += item.future.result()
+            self._book(item.room, item.future.result())
         else:
+            self._count.failed["write_failed"] += 1
             log.warning("room %d: KV write to %s failed: %s", item.room, item.target, error)
         self._feed(item.room, WriteDone(ok=error is None))
+
+    def _book(self, room: int, written: Written) -> None:
+        self._count.moved_bytes += written.count
+        self._count.write_s += written.took_s
+        if written.checksums and (record := self._rooms.get(room)):
+            record.checksums = written.checksums
 
     def _expire(self, now: float) -> None:
         words = f"no decode rank claimed the room within {self._claim_timeout_s:g} s"
@@ -372,7 +388,3 @@ class Sender:
             grave = Grave(0, True, ErrorKind.UNAVAILABLE, words)
             self._graves.bury(early.message.room, grave)
             self._on_unknown(early.peer, early.message)
-
-    def _pool_submit(self, job: Callable[[], int]) -> Future[int]:
-        assert self._pool is not None
-        return self._pool.submit(job)

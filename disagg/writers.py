@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-Job = Callable[[], int]
-Submit = Callable[[Job], "Future[int]"]
+WRITER_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a job did: nothing, when it was a renewal."""
+
+    count: int = 0  # bytes
+    took_s: float = 0.0  # in the transport
+    checksums: tuple[int, ...] = ()
+
+
+Job = Callable[[], Written]
+Submit = Callable[[Job], "Future[Written]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +30,7 @@ class Finished:
 
     room: int | None
     target: str
-    future: Future[int]
+    future: Future[Written]
 
     @property
     def error(self) -> BaseException | None:
@@ -26,14 +38,17 @@ class Finished:
 
 
 class Writers:
-    """Runs writes through ``submit``, at most ``per_target`` at a time to one target.
+    """Runs writes through ``submit``, or on threads of its own; to a target at most ``per_target``.
 
     The limit keeps a mute peer, whose writes hang for seconds, from taking all threads. All
     methods belong to the engine's thread; ``wake`` is called from others.
     """
 
-    def __init__(self, submit: Submit, wake: Callable[[], None], per_target: int = 2) -> None:
-        self._submit = submit
+    def __init__(
+        self, submit: Submit | None, wake: Callable[[], None], per_target: int = 2
+    ) -> None:
+        self._pool = ThreadPoolExecutor(WRITER_THREADS, "kv-writer") if submit is None else None
+        self._submit = submit or self._on_pool
         self._wake = wake
         self._per_target = per_target
         self._active: Counter[str] = Counter()
@@ -70,8 +85,17 @@ class Writers:
             del self._active[target]
 
     def _start(self, room: int | None, target: str, job: Job) -> None:
-        def ended(future: Future[int]) -> None:
+        def ended(future: Future[Written]) -> None:
             self._done.put(Finished(room, target, future))
             self._wake()
 
         self._submit(job).add_done_callback(ended)
+
+    def _on_pool(self, job: Job) -> Future[Written]:
+        assert self._pool is not None
+        return self._pool.submit(job)
+
+    def close(self) -> None:
+        """Stop the threads after the jobs in progress; does not wait for them."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)

@@ -42,9 +42,10 @@ antiphon serve --model PATH_OR_NAME               # the same as model.source=PAT
 An override is `path=value`; the value is read as YAML. A file has the same form as the presets at
 the end of this page. `antiphon presets` lists them.
 
-Two environment variables are read, both for the place of converted models
-([core/env.py](../../core/env.py)): `ANTIPHON_CACHE`, else `XDG_CACHE_HOME`. Libraries read their
-own (`HF_TOKEN`, Mooncake's `MC_*`); some `MC_*` get a default where the operator set none
+Environment variables that are read ([core/env.py](../../core/env.py)): `ANTIPHON_CACHE`, else
+`XDG_CACHE_HOME`, for the place of converted models; `ANTIPHON_KEY`, the key that commands show to
+a router; and those that `router.api_keys` and `router.admin_key` name. Libraries read their own
+(`HF_TOKEN`, Mooncake's `MC_*`); some `MC_*` get a default where the operator set none
 ([disagg/transport/mooncake.py](../../disagg/transport/mooncake.py)).
 """
 

@@ -38,12 +38,12 @@ def add_operations(app: FastAPI, operations: Operations) -> None:
 
     @app.post("/admin/scale")
     async def scale(request: Request) -> Response:
-        body = _read(await request.body(), ScaleBody)
+        body = await _read(request, ScaleBody)
         return json_response({"replicas": operations.scale(body.replicas)})
 
     @app.post("/admin/drain")
     async def drain(request: Request) -> Response:
-        body = _read(await request.body(), DrainBody)
+        body = await _read(request, DrainBody)
         operations.drain(body.rank)
         return json_response({"draining": body.rank})
 
@@ -60,8 +60,11 @@ def add_dump(app: FastAPI, dump: Callable[[str | None], Awaitable[dict[str, Any]
         return json_response(await dump(rank))
 
 
-def _read(data: bytes, kind: type[Any]) -> Any:  # opaque: an instance of ``kind``
+async def _read(request: Request, kind: type[Any]) -> Any:  # opaque: an instance of ``kind``
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        # a web page in the operator's browser can send any other type without being asked
+        raise RequestError("send the body with Content-Type: application/json")
     try:
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(await request.body(), type=kind)
     except msgspec.DecodeError as error:
         raise RequestError(f"the body does not fit: {error}") from error

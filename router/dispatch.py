@@ -129,7 +129,7 @@ class Dispatcher:
                     async with aclosing(self._attempt(held, request, merge, search)) as chunks:
                         async for chunk in chunks:
                             if chunk.token_ids:
-                                held.first_token(chunk.usage)
+                                held.first_token(chunk.usage, local=merge.local)
                             yield chunk
                 finally:
                     live.request = None
@@ -209,6 +209,8 @@ class Dispatcher:
         async with Legs(held.legs, request) as legs:
             while legs.running:
                 event = await legs.next()
+                if merge.local and event.leg is not held.decode:
+                    continue  # nobody waits for a prefill leg that was not needed
                 if isinstance(event, Arrived):
                     if _peer_failed(event.chunk):
                         search.failed(_reason(event.chunk), _other(held, event.leg).rank)

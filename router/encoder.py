@@ -73,7 +73,7 @@ class Encoder:
     def _check_length(self, text: str, param: str) -> None:
         """Raise RequestError where the text cannot fit, however it is cut into tokens."""
         least, context = self.tokenizer.least_tokens(text), self.model.context_len
-        if least >= context:  # one token of output must fit, too
+        if least > context:
             raise RequestError(
                 f"This model's maximum context length is {context} tokens. However, your prompt "
                 f"has {len(text)} characters, which are at least {least} tokens. "

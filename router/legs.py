@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from core.errors import RankLost
-from core.wire import FinishReason, TokenChunk, TokenRequest
+from core.wire import FinishReason, Role, TokenChunk, TokenRequest
 from router.replicas import Replica
 
 
@@ -34,7 +34,7 @@ class Legs:
     """Submits one request to each replica of an attempt; leaving the context aborts what runs.
 
     A prefill leg that has said all holds its KV until the other leg takes it: where that leg has
-    not come to a good end it is aborted too.
+    not come to a good end, or has computed the prompt itself, it is aborted too.
     """
 
     def __init__(self, replicas: tuple[Replica, ...], request: TokenRequest) -> None:
@@ -45,6 +45,7 @@ class Legs:
         self._open = len(replicas)
         self._handed_over: list[Replica] = []  # legs that ended and left the rest to the other
         self._finished = False
+        self._local = False  # the decode leg needs no KV
 
     @property
     def running(self) -> bool:
@@ -72,7 +73,7 @@ class Legs:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if not self._finished:
+        if not self._finished or self._local:
             for leg in self._handed_over:
                 leg.client.abort(self._request.rid)
 
@@ -81,6 +82,7 @@ class Legs:
         async with aclosing(leg.client.stream(self._request)) as chunks:
             async for chunk in chunks:
                 finish = chunk.finish
+                self._local |= leg.role is Role.DECODE and _is_first(self._request, chunk)
                 last = chunk.last or finish is not None
                 self._finished |= finish not in {None, FinishReason.ERROR}
                 self._events.put_nowait(Arrived(leg, chunk))
@@ -92,3 +94,9 @@ class Legs:
     def _ended(self, leg: Replica, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             self._events.put_nowait(Ended(leg, task.exception()))
+
+
+def _is_first(request: TokenRequest, chunk: TokenChunk) -> bool:
+    """Whether the chunk has the token that follows the request's last one."""
+    start = len(request.token_ids) // 4 - request.prompt_len
+    return bool(chunk.token_ids) and chunk.offset == start

@@ -35,6 +35,8 @@ class OutputMerge:
         self._cached_tokens: int | None = None
         self._scores: tuple[TokenLogprob, ...] = ()
         self._opened = False
+        self._start = 0  # offset at which the attempt under way began
+        self.local = False  # whether its decode leg computes the prompt itself
         self.finished = False
 
     @property
@@ -49,11 +51,16 @@ class OutputMerge:
     def restart(self) -> None:
         """Another attempt begins: what the lost one left unfinished comes again."""
         self._held.clear()
+        self._start = self.produced
+        self.local = False
 
     def accept(self, role: Role, chunk: TokenChunk) -> list[TokenChunk]:
         """Take one leg's chunk; return what can be emitted now. Nothing follows the finish."""
         if self.finished:
             return []
+        # the token of the prompt's last position comes from a decode leg only if it computed it
+        first = bool(chunk.token_ids) and chunk.offset == self._start
+        self.local |= role is Role.DECODE and first
         self._note(role, chunk.usage)
         self._scores = self._scores or chunk.prompt_logprobs
         if chunk.finish in {FinishReason.ERROR, FinishReason.ABORT}:
@@ -121,7 +128,7 @@ class OutputMerge:
     def _note(self, role: Role, usage: Usage | None) -> None:
         if usage is None:
             return
-        if role is not Role.DECODE and self._cached_tokens is None:
+        if (role is not Role.DECODE or self.local) and self._cached_tokens is None:
             # of the first attempt: a later one would count our own output as cached prompt
             self._cached_tokens = usage.cached_tokens
 

@@ -34,16 +34,23 @@ class Reservation:
     def legs(self) -> tuple[Replica, ...]:
         return (self.prefill,) if self._decode_ticket is None else (self.prefill, self.decode)
 
-    def first_token(self, usage: Usage | None) -> None:
-        """The prompt is computed; calls after the first one change nothing."""
+    def first_token(self, usage: Usage | None, *, local: bool = False) -> None:
+        """The prompt is computed; calls after the first one change nothing.
+
+        ``local`` when the decode replica did it: then the prefill replica may hold nothing of it.
+        """
         if self._started:
             return
         self._started = True
         self._prefill_work.release()
-        self._prefill_ticket.started(None if usage is None else usage.cached_tokens)
-        if self._decode_ticket is not None:
-            self._prefill_ticket.ended(None)
-            self._decode_ticket.started(None)
+        found = None if usage is None else usage.cached_tokens
+        if self._decode_ticket is None:
+            self._prefill_ticket.started(found)
+            return
+        if not local:
+            self._prefill_ticket.started(found)
+        self._prefill_ticket.ended(None)
+        self._decode_ticket.started(found if local else None)
 
     def release(self, token_ids: Int32Array) -> None:
         """Give everything back, once; ``token_ids`` are the prompt and the output so far."""

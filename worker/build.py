@@ -25,6 +25,7 @@ from worker.model_spec import ModelSpec
 from worker.models.weights import load_model
 from worker.roles.base import Role as RoleBehaviour
 from worker.roles.decode import DecodeRole
+from worker.roles.local_prefill import LocalPrefill
 from worker.roles.prefill import PrefillRole
 from worker.roles.unified import UnifiedRole
 from worker.runner import ModelRunner
@@ -85,10 +86,11 @@ def build(
     limits = Limits(
         max_running=spec.group.max_running,
         step_tokens=spec.group.step_tokens,
-        decode_reserve=spec.group.decode_reserve,
         context_len=context_len,
+        # A prefill rank generates one token, which needs no page.
+        conservativeness=0 if spec.role is Role.PREFILL else spec.group.conservativeness,
     )
-    scheduler, streams = Scheduler(cache, limits), Streams()
+    scheduler, streams = Scheduler(cache, limits, spec.group.schedule), Streams()
     eos = frozenset(model_spec.eos_token_ids)
     link = None
     role: RoleBehaviour
@@ -101,11 +103,13 @@ def build(
         bases = [base for base, _ in pool.regions()]
         if spec.role is Role.PREFILL:
             timeout_s = spec.disagg.claim_timeout_s
-            sender = Sender(link, geometry, bases, wiring.send, wiring.wake, timeout_s)
+            check = spec.disagg.checksum
+            sender = Sender(link, geometry, bases, wiring.send, wiring.wake, timeout_s, check=check)
             role = PrefillRole(scheduler, streams, sender, eos)
         else:
             receiver = Receiver(link, geometry, bases, wiring.send)
-            role = DecodeRole(scheduler, streams, receiver, wiring.dial, eos)
+            local = LocalPrefill(spec.disagg.local_prefill, spec.group.step_tokens)
+            role = DecodeRole(scheduler, streams, receiver, wiring.dial, eos, local)
     engine = Engine(
         role, scheduler, ModelRunner(model, pool, cache.table, eos), streams, wiring.drop
     )

@@ -92,15 +92,17 @@ class Engine:
         lap("poll")
         self.role.poll(now)
         lap("plan")
-        step = self.scheduler.next_plan()
+        step = self.scheduler.next_plan(now)
         self._stuck = step is None
         if step is not None:
             self.recorder.planned(self.steps + 1, step)
             lap("launch")
+            began = self.recorder.clock.now()
             ticket = self.runner.launch(step.plan)
             self.steps += 1
             lap("collect")
             result = self.runner.collect(ticket)
+            self.role.stepped(step, self.recorder.clock.now() - began)
             lap("absorb")
             for progress in self.scheduler.absorb(step, result):
                 self.role.advance(progress)
@@ -151,12 +153,19 @@ class Engine:
 
     def _reports(self) -> dict[str, StepReport]:
         said = self.streams.take()
-        routers = self._pinged | said.keys()
-        self._pinged = set()
+        pinged, self._pinged = self._pinged, set()
+        routers = pinged | said.keys()
         if not routers:
             return {}
-        load = self.load()
-        return {r: StepReport(chunks=tuple(said.get(r, ())), load=load) for r in routers}
+        load, transfers = self.load(), self.role.transfers() if pinged else None
+        return {
+            router: StepReport(
+                chunks=tuple(said.get(router, ())),
+                load=load,
+                transfers=transfers if router in pinged else None,
+            )
+            for router in routers
+        }
 
     def _submit(self, router: str, request: TokenRequest) -> None:
         if problem := self._problem(request):

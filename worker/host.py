@@ -10,17 +10,21 @@ import asyncio
 import os
 import secrets
 from collections.abc import Callable
+from functools import partial
 
 from core.clock import Clock, RealClock
-from core.config import RankSpec
+from core.config import DisaggConfig, RankSpec
 from core.rpc.events import PeerLost, PeerMessage, RankEvent
 from core.rpc.peer import LinkPace, PeerLinks
 from core.rpc.server import RankServer, ServerLimits
 from core.wire import Incarnation, RankInfo, Role
+from disagg.transport.base import KVTransport
 from worker.attention.base import ATTENTION
 from worker.build import Built, build
 from worker.loop import StepLoop
 from worker.watchdog import Watchdog
+
+OpenTransport = Callable[[RankSpec], KVTransport]
 
 
 class RankHost:
@@ -41,19 +45,24 @@ class RankHost:
 
     @classmethod
     async def start(
-        cls, spec: RankSpec, on_crash: Callable[[], None], clock: Clock | None = None
+        cls,
+        spec: RankSpec,
+        on_crash: Callable[[], None],
+        clock: Clock | None = None,
+        transport: OpenTransport | None = None,
     ) -> RankHost:
         """Load, listen and serve; returns when the rank can take requests.
 
         Raises OperatorError when the model or a library is at fault. ``on_crash`` is called from
-        the step thread if it dies.
+        the step thread if it dies. ``transport`` overrides the configured one, for tests.
         """
         server = RankServer(ServerLimits(peer_pace=_pace(spec)))
         incarnation = Incarnation(
             rank=spec.rank, endpoint=server.bind(spec.host), nonce=secrets.token_hex(8)
         )
         wiring = _Wiring(server)
-        built = await asyncio.to_thread(build, spec, wiring)
+        opened = None if transport is None else partial(transport, spec)
+        built = await asyncio.to_thread(build, spec, wiring, opened)
         info = _info(spec, incarnation, built)
         loop = StepLoop(built.engine, info, clock or RealClock(), server.deliver, on_crash)
         links = None
@@ -139,4 +148,9 @@ def _info(spec: RankSpec, incarnation: Incarnation, built: Built) -> RankInfo:
         attention=ATTENTION.resolve(spec.group.attention),
         threads=spec.group.threads,
         pid=os.getpid(),
+        transport="" if built.transport is None else _words(spec.disagg),
     )
+
+
+def _words(disagg: DisaggConfig) -> str:
+    return f"{disagg.transport} {disagg.protocol}"

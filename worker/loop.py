@@ -73,6 +73,7 @@ class StepLoop:
         """What can be seen from any thread; see StepPort."""
         return RankDump(
             incarnation=self.info.incarnation,
+            pid=self.info.pid,
             uptime_s=self._clock.now() - self._started_s,
             busy=self.recorder.busy(),
             stuck_steps=self._engine.stuck_steps,
@@ -158,4 +159,5 @@ class StepLoop:
             pages=self._engine.scheduler.cache.account(),
             handoffs=self._engine.role.counts(),
             uptime_s=self._clock.now() - self._started_s,
+            transfers=self._engine.role.transfers(),
         )

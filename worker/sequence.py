@@ -73,6 +73,7 @@ class Sequence:
     tokens: Int32Array  # buffer; ``tokens[:length]`` are the ids
     length: int
     arrived_s: float = 0.0  # monotonic, for ages
+    queued_s: float | None = None  # when the waiting queue first put it in order
     state: SequenceState = SequenceState.WAITING
     row: int = NO_ROW  # in the request table, while it owns pages
     node: Node | None = None  # deepest locked tree node: holds [0, shared_len)
@@ -105,6 +106,11 @@ class Sequence:
     def salt(self) -> str:
         """It shares cached pages only with sequences of the same salt."""
         return self.request.cache_salt
+
+    @property
+    def priority(self) -> int:
+        """Higher goes first, and is retracted last."""
+        return self.request.priority
 
     @property
     def params(self) -> SamplingParams:

@@ -75,14 +75,18 @@ class Streams:
     def end(
         self, sequence: Sequence, finish: FinishReason | None, error: StreamError | None
     ) -> None:
-        """Say that this leg is done without a further token."""
+        """Say that this leg is done without a further token; without a reason: the other goes on.
+
+        A leg that leaves all to the other has no usage: the prompt was not computed here.
+        """
         _log_end(sequence, finish, error)
+        other_goes_on = finish is None and error is None
         chunk = TokenChunk(
             rid=sequence.rid,
             offset=sequence.output_len,
             finish=finish,
             last=True,
-            usage=self._usage(sequence),
+            usage=None if other_goes_on else self._usage(sequence),
             error=error,
         )
         self._say(sequence.router, chunk)

@@ -18,6 +18,7 @@ import msgspec
 from core.codec import Codec, to_rank_codec, to_router_codec
 from core.dump import RankDump
 from core.errors import RankLost
+from core.handoffs import HandoffReport
 from core.rpc.link import Outbox, Pulse, converse, explain
 from core.rpc.service import CHANNEL_OPTIONS, DUMP, SESSION, STATUS, path
 from core.wire import (
@@ -68,6 +69,7 @@ class RankClient:
         self._pace = pace
         self._on_lost = on_lost
         self._load = LoadReport()
+        self._transfers: HandoffReport | None = None
         self._lost: str | None = None
         self._streams: dict[str, asyncio.Queue[TokenChunk | None]] = {}
         self._to_rank: Codec[ToRank] = to_rank_codec()
@@ -110,6 +112,10 @@ class RankClient:
     @property
     def load(self) -> LoadReport:
         return self._load
+
+    @property
+    def transfers(self) -> HandoffReport | None:
+        return self._transfers
 
     @property
     def alive(self) -> bool:
@@ -175,6 +181,7 @@ class RankClient:
         if not isinstance(report, StepReport):
             raise msgspec.ValidationError("a second Welcome")
         self._load = report.load
+        self._transfers = report.transfers or self._transfers
         for chunk in report.chunks:
             if stream := self._streams.get(chunk.rid):
                 stream.put_nowait(chunk)

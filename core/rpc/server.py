@@ -244,12 +244,13 @@ class RankServer:
         def reply(queues: QueueView) -> None:
             self._loop.call_soon_threadsafe(_settle, answer, queues)
 
+        seen = rank.glance()  # before the step loop is disturbed
         rank.post(events.QueuesAsked(reply))
         timeout_s = self._limits.queues_timeout_s
         await asyncio.wait([answer], timeout=timeout_s)
         note = "" if answer.done() else f"the step loop did not show its queues in {timeout_s:g} s"
         queues = answer.result() if answer.done() else None
-        return self._dump.encode(msgspec.structs.replace(rank.glance(), queues=queues, note=note))
+        return self._dump.encode(msgspec.structs.replace(seen, queues=queues, note=note))
 
 
 def _settle(answer: asyncio.Future[T], value: T) -> None:

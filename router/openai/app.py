@@ -15,9 +15,11 @@ from starlette.responses import Response
 
 from core.metrics import CONTENT_TYPE
 from router.frontdoor import FrontDoor
+from router.keys import Keys
 from router.openai import answers, convert
 from router.openai.body_limit import BodyLimit
 from router.openai.errors import error_body, install_error_handlers, json_response
+from router.openai.guard import Guard
 from router.openai.schema import ChatBody, CompletionBody, GenerationBody, refuse_unsupported
 from router.openai.sse import EventStream, sse, while_connected
 from router.readiness import Readiness
@@ -35,12 +37,14 @@ class HttpServices(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Callable[[], bytes]  # the page of GET /metrics
     version: str
     body_limit_mib: int = 16
+    keys: Keys = msgspec.field(default_factory=Keys)
 
 
 def make_app(services: HttpServices) -> FastAPI:
     """The application; a server of its own (uvicorn) runs it."""
     app = FastAPI(title="antiphon", version=services.version)
     app.add_middleware(BodyLimit, limit_mib=services.body_limit_mib)
+    app.add_middleware(Guard, keys=services.keys)  # the outermost: added last
     install_error_handlers(app)
     _add_generation(app, services.door)
     _add_models(app, services.door)
@@ -52,7 +56,7 @@ def _add_generation(app: FastAPI, door: FrontDoor) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         _check(door, body)
-        asked = convert.chat_request(body)
+        asked = convert.chat_request(body, request.state.caller)
         name = body.model or door.model.name
         answer = answers.ChatAnswer(asked, name, int(door.clock.epoch()))
         return await _generate(door, asked, answer, body, request)
@@ -60,7 +64,7 @@ def _add_generation(app: FastAPI, door: FrontDoor) -> None:
     @app.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
         _check(door, body)
-        asked = convert.completion_request(body)
+        asked = convert.completion_request(body, request.state.caller)
         name = body.model or door.model.name
         answer = answers.CompletionAnswer(body, asked, name, int(door.clock.epoch()))
         return await _generate(door, asked, answer, body, request)

@@ -14,7 +14,7 @@ from router.text.request import ChatPrompt, Prompt, TextRequest
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for plain completions
 
 
-def chat_request(body: ChatBody) -> TextRequest:
+def chat_request(body: ChatBody, caller: str = "") -> TextRequest:
     """A chat body as the front door takes it."""
     logprobs = bool(body.logprobs)
     prompt = ChatPrompt(
@@ -22,10 +22,11 @@ def chat_request(body: ChatBody) -> TextRequest:
     )
     limit = body.max_completion_tokens or body.max_tokens
     sampling = _sampling(body, logprobs, body.top_logprobs or 0)
-    return _request(body, "chatcmpl", (prompt,), limit, sampling)
+    request = _request(body, "chatcmpl", (prompt,), limit, sampling)
+    return msgspec.structs.replace(request, caller=caller)
 
 
-def completion_request(body: CompletionBody) -> TextRequest:
+def completion_request(body: CompletionBody, caller: str = "") -> TextRequest:
     """A completion body as the front door takes it; raises RequestError."""
     limit = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     runs = _runs(body)
@@ -35,7 +36,7 @@ def completion_request(body: CompletionBody) -> TextRequest:
         top = max(body.logprobs, body.prompt_logprobs or 0)
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=top)
     request = _request(body, "cmpl", _prompts(body.prompt), limit, sampling)
-    return msgspec.structs.replace(request, n=runs, echo=bool(body.echo))
+    return msgspec.structs.replace(request, n=runs, echo=bool(body.echo), caller=caller)
 
 
 def _runs(body: CompletionBody) -> int:
@@ -101,4 +102,5 @@ def _request(
         stops=tuple(body.stop),
         include_stop=body.include_stop_str_in_output or body.no_stop_trim,
         skip_special=body.skip_special_tokens,
+        cache_salt=body.cache_salt or "",
     )

@@ -12,18 +12,38 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from core.errors import AntiphonError, ModelNotFound, Overloaded, RequestError, Unavailable
+from core.errors import (
+    AntiphonError,
+    Forbidden,
+    ModelNotFound,
+    Overloaded,
+    RequestError,
+    Unauthorized,
+    Unavailable,
+)
 
 _log = logging.getLogger(__name__)
 
 _TYPES = {
     400: "invalid_request_error",
+    401: "invalid_request_error",
+    403: "permission_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+# The first that fits: status, and the code where the error has none of its own.
+_KNOWN: tuple[tuple[type[AntiphonError], int, str | None], ...] = (
+    (Unauthorized, 401, "invalid_api_key"),
+    (Forbidden, 403, "forbidden"),
+    (ModelNotFound, 404, "model_not_found"),
+    (RequestError, 400, None),
+    (Overloaded, 429, "overloaded"),
+    (Unavailable, 503, "unavailable"),
+    (AntiphonError, 500, "internal_error"),
+)
 _INTERNAL = "internal error: the server's log says more"
 
 
@@ -38,21 +58,19 @@ def error_body(
 
 def describe(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     """Status, body and headers for an error. One place decides for streams and plain answers."""
-    message = str(error)
-    match error:
-        case ModelNotFound():
-            return 404, error_body(404, message, param="model", code="model_not_found"), {}
-        case RequestError():
-            return 400, error_body(400, message, param=error.param, code=error.code), {}
-        case Overloaded():
-            headers = {"Retry-After": str(math.ceil(error.retry_after_s))}
-            return 429, error_body(429, message, code="overloaded"), headers
-        case Unavailable():
-            return 503, error_body(503, message, code="unavailable"), {}
-        case AntiphonError():
-            return 500, error_body(500, message, code="internal_error"), {}
-        case _:
-            return 500, error_body(500, _INTERNAL, code="internal_error"), {}
+    if not isinstance(error, AntiphonError):
+        return 500, error_body(500, _INTERNAL, code="internal_error"), {}
+    status, code = next((status, code) for kind, status, code in _KNOWN if isinstance(error, kind))
+    param = None
+    if isinstance(error, RequestError):
+        param = "model" if isinstance(error, ModelNotFound) else error.param
+        code = code or error.code
+    headers = {}
+    if isinstance(error, Overloaded):
+        headers["Retry-After"] = str(math.ceil(error.retry_after_s))
+    elif isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    return status, error_body(status, str(error), param=param, code=code), headers
 
 
 def error_response(error: Exception) -> Response:

@@ -92,6 +92,7 @@ class GenerationBody(BaseModel):
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     no_stop_trim: bool = False  # the same, under another name
+    cache_salt: str | None = None
 
 
 class ChatBody(GenerationBody):

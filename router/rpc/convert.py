@@ -120,6 +120,7 @@ def _request(prompt: Prompt, options: pb.GenerationOptions, timeout_s: float | N
         skip_special=not options.keep_special_tokens,
         echo=options.echo,
         timeout_s=timeout_s,
+        cache_salt=options.cache_salt,
     )
 
 

@@ -13,12 +13,30 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from core.errors import AntiphonError, ModelNotFound, Overloaded, RequestError, Unavailable
+from core.errors import (
+    AntiphonError,
+    Forbidden,
+    ModelNotFound,
+    Overloaded,
+    RequestError,
+    Unauthorized,
+    Unavailable,
+)
 from router.rpc.gen import antiphon_pb2 as pb
 
 DOMAIN = "antiphon"  # of the reasons in ErrorInfo
 ID_IN_USE = "request_id_in_use"  # code of the RequestError for it
 
+# The first that fits: status, and the reason where the error has no code of its own.
+_KNOWN: tuple[tuple[type[AntiphonError], Any, str], ...] = (  # opaque: grpc.StatusCode
+    (Unauthorized, grpc.StatusCode.UNAUTHENTICATED, "INVALID_API_KEY"),
+    (Forbidden, grpc.StatusCode.PERMISSION_DENIED, "FORBIDDEN"),
+    (ModelNotFound, grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
+    (RequestError, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+    (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"),
+    (Unavailable, grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE"),
+    (AntiphonError, grpc.StatusCode.INTERNAL, "INTERNAL_ERROR"),
+)
 _INTERNAL = "internal error: the server's log says more"
 # A status travels in HTTP/2 trailers, and many peers take no more than 8 KiB of those. The message
 # is in there up to three times, once percent-encoded.
@@ -40,6 +58,9 @@ class Context(Protocol):
 
     def time_remaining(self) -> float | None: ...
 
+    def invocation_metadata(self) -> Any:  # opaque: pairs of name and value
+        ...
+
 
 @asynccontextmanager
 async def answering(context: Context) -> AsyncIterator[None]:
@@ -60,19 +81,9 @@ async def answering(context: Context) -> AsyncIterator[None]:
 
 def code_of(error: AntiphonError) -> Any:  # opaque: grpc.StatusCode
     """The status code for an error."""
-    match error:
-        case ModelNotFound():
-            return grpc.StatusCode.NOT_FOUND
-        case RequestError() if error.code == ID_IN_USE:
-            return grpc.StatusCode.ALREADY_EXISTS
-        case RequestError():
-            return grpc.StatusCode.INVALID_ARGUMENT
-        case Overloaded():
-            return grpc.StatusCode.RESOURCE_EXHAUSTED
-        case Unavailable():
-            return grpc.StatusCode.UNAVAILABLE
-        case _:
-            return grpc.StatusCode.INTERNAL
+    if isinstance(error, RequestError) and error.code == ID_IN_USE:
+        return grpc.StatusCode.ALREADY_EXISTS
+    return next(code for kind, code, _ in _KNOWN if isinstance(error, kind))
 
 
 async def _abort(context: Context, error: AntiphonError) -> NoReturn:
@@ -104,17 +115,9 @@ def describe(error: AntiphonError) -> status_pb2.Status:
 
 def _reason(error: AntiphonError) -> str:
     """A word for programs, e.g. CONTEXT_LENGTH_EXCEEDED."""
-    match error:
-        case ModelNotFound():
-            return "MODEL_NOT_FOUND"
-        case RequestError():
-            return (error.code or "invalid_request").upper()
-        case Overloaded():
-            return "OVERLOADED"
-        case Unavailable():
-            return "UNAVAILABLE"
-        case _:
-            return "INTERNAL_ERROR"
+    if isinstance(error, RequestError) and error.code is not None:
+        return error.code.upper()
+    return next(reason for kind, _, reason in _KNOWN if isinstance(error, kind))
 
 
 def _path(param: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import grpc
 import msgspec
@@ -11,10 +12,13 @@ from grpc_reflection.v1alpha import reflection
 
 from core.errors import PreflightError
 from router.frontdoor import FrontDoor
+from router.keys import Keys
 from router.readiness import Readiness
 from router.rpc.gen import antiphon_pb2, antiphon_pb2_grpc
+from router.rpc.guard import Guard
 from router.rpc.health import Health
 from router.rpc.service import AntiphonService, Members
+from router.tls import Tls
 
 SERVICE = antiphon_pb2.DESCRIPTOR.services_by_name["Antiphon"].full_name
 
@@ -26,25 +30,32 @@ class RpcServices(msgspec.Struct, frozen=True, kw_only=True):
     ready: Callable[[], Awaitable[Readiness]]
     members: Members
     body_limit_mib: int = 16  # a larger request gets RESOURCE_EXHAUSTED
+    keys: Keys = msgspec.field(default_factory=Keys)
 
 
 class RpcFront:
     """Made, bound, started and stopped on one event loop."""
 
     def __init__(self, services: RpcServices) -> None:
-        self._server = grpc.aio.server(options=_options(services.body_limit_mib))
+        self._server = grpc.aio.server(
+            interceptors=(Guard(services.keys),), options=_options(services.body_limit_mib)
+        )
         self._health = Health(services.ready, (SERVICE,))
-        service = AntiphonService(services.door, services.members)
+        service = AntiphonService(services.door, services.members, services.keys)
         antiphon_pb2_grpc.add_AntiphonServicer_to_server(service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 
-    def bind(self, host: str, port: int) -> int:
+    def bind(self, host: str, port: int, tls: Tls | None = None) -> int:
         """Take a port (0: any free one) and return it. Raises PreflightError."""
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            bound: int = self._server.add_insecure_port(address)
+            bound: int = (
+                self._server.add_insecure_port(address)
+                if tls is None
+                else self._server.add_secure_port(address, _credentials(tls))
+            )
         except RuntimeError as error:
             raise PreflightError(
                 f"cannot listen on {address} for gRPC: choose another with router.grpc_port=..., "
@@ -61,6 +72,11 @@ class RpcFront:
         """Take no more calls; those that run are cancelled after the grace."""
         await self._health.stop()
         await self._server.stop(grace_s)
+
+
+def _credentials(tls: Tls) -> Any:  # opaque: grpc.ServerCredentials
+    wants_client = tls.client_ca is not None
+    return grpc.ssl_server_credentials([(tls.key, tls.cert)], tls.client_ca, wants_client)
 
 
 def _options(body_limit_mib: int) -> tuple[tuple[str, int], ...]:

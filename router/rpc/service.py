@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import grpc
+import msgspec
 
 from core.errors import RequestError
 from router.frontdoor import FrontDoor
+from router.keys import Keys
 from router.replicas import Member, Replica
 from router.rpc import convert
 from router.rpc.errors import ID_IN_USE, Context, answering
 from router.rpc.gen import antiphon_pb2 as pb
+from router.rpc.guard import caller_of
 from router.text.request import TextRequest
 from router.text.tokenizer import decode
 
@@ -26,10 +29,12 @@ _INLINE_IDS = 16_384  # more are decoded in a thread: that takes more than about
 class AntiphonService:
     """Handlers of grpc.aio. They live on one event loop and share the door with HTTP."""
 
-    def __init__(self, door: FrontDoor, members: Members) -> None:
+    def __init__(self, door: FrontDoor, members: Members, keys: Keys) -> None:
         self._door = door
         self._members = members
-        self._rids: dict[str, str] = {}  # running: the client's request id -> the front door's
+        self._keys = keys
+        # running: caller and their request id -> the front door's
+        self._rids: dict[tuple[str, str], str] = {}
 
     # --- generation --------------------------------------------------------------------------
 
@@ -48,7 +53,9 @@ class AntiphonService:
     ) -> None:
         """Write what the request says as it says it; a cancelled write stops it, too."""
         self._check_model(options.model, "options.model")
-        with self._named(options.request_id, asked.rid) as request_id:
+        caller = self._caller(context)
+        asked = msgspec.structs.replace(asked, caller=caller)
+        with self._named(caller, options.request_id, asked.rid) as request_id:
             async with self._door.open(asked) as stream:
                 async for events in stream:
                     for message in convert.responses(request_id, events, stream.usage):
@@ -59,28 +66,32 @@ class AntiphonService:
             )
 
     @contextmanager
-    def _named(self, request_id: str, rid: str) -> Iterator[str]:
-        """Hold the id that the client knows the request by while the body runs."""
+    def _named(self, caller: str, request_id: str, rid: str) -> Iterator[str]:
+        """Hold the id that the caller knows the request by while the body runs."""
         if len(request_id) > MAX_ID_CHARS:
             raise RequestError(
                 f"request_id must have at most {MAX_ID_CHARS} characters", param="request_id"
             )
         known = request_id or rid
-        if known in self._rids:
+        if (caller, known) in self._rids:
             raise RequestError(
                 f"a request with the id {known!r} is running: choose another, or none",
                 param="request_id",
                 code=ID_IN_USE,
             )
-        self._rids[known] = rid
+        self._rids[caller, known] = rid
         try:
             yield known
         finally:
-            del self._rids[known]
+            del self._rids[caller, known]
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        rid = self._rids.get(request.request_id, request.request_id)
+        key = self._caller(context), request.request_id
+        rid = self._rids.get(key, request.request_id)
         return pb.AbortResponse(found=self._door.abort(rid))
+
+    def _caller(self, context: Context) -> str:
+        return caller_of(self._keys, context.invocation_metadata())
 
     # --- tokens ------------------------------------------------------------------------------
 

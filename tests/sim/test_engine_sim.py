@@ -27,7 +27,7 @@ CONTEXT = 40
 def make_engine(pages: int, step_tokens: int, max_running: int) -> Engine:
     cache = PrefixCache(pages, max_running + 2, CONTEXT)
     limits = Limits(
-        max_running=max_running, step_tokens=step_tokens, decode_reserve=2, context_len=CONTEXT
+        max_running=max_running, step_tokens=step_tokens, context_len=CONTEXT, conservativeness=0.3
     )
     scheduler, streams = Scheduler(cache, limits), Streams()
     role = UnifiedRole(scheduler, streams, frozenset())

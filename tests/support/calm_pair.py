@@ -7,13 +7,14 @@ from core.wire import Route, TokenChunk, TokenRequest
 from tests.support.pd_world import DECODE, PREFILL, Asked, PdWorld
 from tests.support.requests import request
 from worker.engine import Engine
+from worker.roles.local_prefill import Mode
 
 
 class CalmPair(PdWorld):
     """``settle`` lets everything that is under way arrive."""
 
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__(seed)
+    def __init__(self, seed: int = 0, local: Mode = "off") -> None:
+        super().__init__(seed, local=local)
         self.chunks: dict[str, list[TokenChunk]] = {"prefill": [], "decode": []}
 
     def ask(

@@ -12,6 +12,7 @@ from core.metrics import PrometheusSink
 from router.admission import Admission
 from router.encoder import Encoder
 from router.frontdoor import FrontDoor
+from router.keys import Keys
 from router.openai.app import HttpServices, make_app
 from router.readiness import Readiness
 from router.text.chat import ChatTemplate
@@ -19,6 +20,7 @@ from router.text.request import ServedModel, Terms
 from router.text.tokenizer import BytesTokenizer
 from tests.support.fake_streams import FakeStreams
 
+OPEN = Keys()
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
 
 
@@ -68,6 +70,7 @@ def services(
     ready: Callable[[], Awaitable[Readiness]] = _ready,
     sink: PrometheusSink | None = None,
     body_limit_mib: int = 1,
+    keys: Keys = OPEN,
 ) -> HttpServices:
     page = (sink or PrometheusSink()).render
     return HttpServices(
@@ -77,6 +80,7 @@ def services(
         metrics=page,
         version="1.2.3",
         body_limit_mib=body_limit_mib,
+        keys=keys,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from core.rpc.events import Submitted
 from core.wire import FinishReason, TokenChunk, TokenRequest
@@ -20,33 +21,42 @@ CONTEXT = 100
 
 
 def make_scheduler(
-    *, pages: int = 400, step_tokens: int = 16, max_running: int = 8, reserve: int = 0
+    *,
+    pages: int = 400,
+    step_tokens: int = 16,
+    max_running: int = 8,
+    conservativeness: float = 0.0,
+    schedule: str = "fcfs",
 ) -> Scheduler:
     limits = Limits(
         max_running=max_running,
         step_tokens=step_tokens,
-        decode_reserve=reserve,
         context_len=CONTEXT,
+        conservativeness=conservativeness,
     )
-    return Scheduler(PrefixCache(pages, 2 * max_running, CONTEXT), limits)
+    return Scheduler(PrefixCache(pages, 2 * max_running, CONTEXT), limits, schedule)
 
 
 class Bench:
     """A scheduler and a runner; sequences leave when they have their tokens."""
 
-    def __init__(self, **limits: int) -> None:
+    def __init__(self, **limits: Any) -> None:
         self.scheduler = make_scheduler(**limits)
         self.runner = FakeRunner(self.scheduler.cache.table, self.scheduler.cache.slots.total)
         self.outputs: dict[str, list[int]] = {}
+        self.now = 0.0
 
-    def add(self, rid: str, ids: list[int], max_new: int = 8, salt: str = "") -> Sequence:
-        sequence = Sequence.of(request(rid, ids, max_new, salt=salt), "router", CONTEXT)
+    def add(
+        self, rid: str, ids: list[int], max_new: int = 8, salt: str = "", priority: int = 0
+    ) -> Sequence:
+        wanted = request(rid, ids, max_new, salt=salt, priority=priority)
+        sequence = Sequence.of(wanted, "router", CONTEXT)
         self.scheduler.add(sequence)
         return sequence
 
     def step(self) -> list[tuple[str, str, int]]:
         """Run one step: (rid, kind, tokens computed) of each row; empty when nothing can run."""
-        step = self.scheduler.next_plan()
+        step = self.scheduler.next_plan(self.now)
         if step is None:
             return []
         for progress in self.absorb(step):
@@ -77,7 +87,7 @@ class Bench:
 def make_unified(
     eos: frozenset[int] = frozenset(),
     role: Callable[[Scheduler, Streams, frozenset[int]], UnifiedRole] = UnifiedRole,
-    **limits: int,
+    **limits: Any,  # of make_scheduler
 ) -> Engine:
     scheduler, streams = make_scheduler(**limits), Streams()
     runner = FakeRunner(scheduler.cache.table, scheduler.cache.slots.total)

@@ -12,6 +12,7 @@ from random import Random
 
 from core import wire
 from core.errors import RankLost
+from core.handoffs import HandoffReport
 from router.replicas import Member
 from tests.support.wires import incarnation, rank_info, rank_status
 
@@ -46,6 +47,7 @@ class FakeClient:
         self.incarnation = member.incarnation
         self.info = rank_info(member.incarnation, member.role)
         self.load = wire.LoadReport()
+        self.transfers: HandoffReport | None = None
         self.alive = True
         self.legs: list[FakeLeg] = []
         self.aborted: list[str] = []

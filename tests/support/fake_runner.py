@@ -7,6 +7,7 @@ given to two owners, freed too early or filled by the wrong peer changes the out
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -34,12 +35,14 @@ class FakeRunner:
 
     def __init__(self, table: RequestTable, pages: int) -> None:
         self.table = table
+        self.before: Callable[[], None] = lambda: None  # called with each launch
         self.kv = np.full(pages, -1, dtype=np.int64)
 
     def regions(self) -> tuple[tuple[int, int], ...]:
         return ((self.kv.ctypes.data, 8),)
 
     def launch(self, plan: StepPlan) -> StepResult:
+        self.before()
         sampled = {s.index for s in plan.samples}
         tokens = []
         for b, row in enumerate(plan.rows):

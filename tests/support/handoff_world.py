@@ -21,7 +21,8 @@ from core.errors import TransferError
 from core.wire import ErrorKind
 from disagg.geometry import PageGeometry
 from disagg.receiver import Failed, Outcome, Ready, Receiver, Released
-from disagg.sender import Closed, Sender
+from disagg.registers import Closed
+from disagg.sender import Sender
 from disagg.transport.base import Copy
 from disagg.transport.inproc import Fault, Hub, InprocTransport
 from tests.support.page_pool import SLOT_BYTES, SLOTS, Pool

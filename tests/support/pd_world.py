@@ -11,6 +11,7 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from core.clock import VirtualClock
 from core.rpc.events import Aborted, PeerLost, PeerMessage, RouterLost, Submitted
 from core.wire import FinishReason, Incarnation, Route, TokenChunk
 from disagg.geometry import PageGeometry
@@ -23,7 +24,9 @@ from tests.support.requests import incarnation, request
 from tests.support.salts import check_salts
 from worker.cache.prefix_cache import PrefixCache
 from worker.engine import Engine
+from worker.recorder import Recorder
 from worker.roles.decode import DecodeRole
+from worker.roles.local_prefill import LocalPrefill, Mode
 from worker.roles.prefill import PrefillRole
 from worker.scheduler.admission import Limits
 from worker.scheduler.scheduler import Scheduler
@@ -32,6 +35,7 @@ from worker.streams import Streams
 
 CONTEXT = 40
 WHAT = ("arrive", "prefill", "decode", "decode", "hear", "hear", "write", "land")
+MODES: tuple[Mode, ...] = ("auto", "auto", "off", 2, 8, CONTEXT)
 PREFILL, DECODE = incarnation("prefill"), incarnation("decode")
 
 
@@ -42,6 +46,7 @@ class Asked:
     router: str
     tokens: dict[int, int] = field(default_factory=dict)
     ended: dict[str, FinishReason | None] = field(default_factory=dict)
+    local: bool = False  # the decode rank computed the prompt
     stopped: bool = False  # by the harness: the router left, or the link broke
 
     @property
@@ -52,8 +57,19 @@ class Asked:
 class PdWorld:
     """Everything random comes from one seed."""
 
-    def __init__(self, seed: int, *, late: float = 0.0, link_losses: int = 0, aborts: float = 0.0):
+    def __init__(
+        self,
+        seed: int,
+        *,
+        late: float = 0.0,
+        link_losses: int = 0,
+        aborts: float = 0.0,
+        local: Mode | None = None,
+    ):
         self.random = random.Random(seed)
+        self.clock = VirtualClock()
+        self.local = LocalPrefill(self.random.choice(MODES) if local is None else local, 16)
+        self.check = self.random.choice(["off", "all"])
         self.late, self.link_losses, self.aborts = late, link_losses, aborts
         self.hub = Hub(fault=lambda *_: Fault.LATE if self.random.random() < late else Fault.NONE)
         self.jobs: deque = deque()
@@ -61,7 +77,6 @@ class PdWorld:
         self.to_decode: deque[bytes] = deque()
         self.arriving: list[tuple[Engine, Submitted]] = []
         self.link = 0
-        self.now = 0.0
         self.asked: dict[str, Asked] = {}
         self.prefill = self._engine("prefill", pages=self.random.randint(CONTEXT, 120))
         self.decode = self._engine("decode", pages=self.random.randint(CONTEXT, 60))
@@ -74,8 +89,8 @@ class PdWorld:
         limits = Limits(
             max_running=running,
             step_tokens=self.random.randint(2, 24),
-            decode_reserve=2,
             context_len=CONTEXT,
+            conservativeness=0.3 if role == "decode" else 0,
         )
         streams, runner = Streams(), FakeRunner(cache.table, pages)
         transport = InprocTransport(self.hub)
@@ -85,13 +100,24 @@ class PdWorld:
         scheduler = Scheduler(cache, limits)
         if role == "prefill":
             sender = Sender(
-                transport, geometry, bases, self._say_decode, lambda: None, 1e9, self._later
+                transport,
+                geometry,
+                bases,
+                self._say_decode,
+                lambda: None,
+                1e9,
+                self._later,
+                self.check,
             )
             behaviour = PrefillRole(scheduler, streams, sender, frozenset())
         else:
-            receiver = Receiver(transport, geometry, bases, self._say_prefill)
-            behaviour = DecodeRole(scheduler, streams, receiver, self._dial, frozenset())
-        return Engine(behaviour, scheduler, runner, streams, lambda peer: None)
+            receiver = Receiver(transport, geometry, bases, self._say_prefill, self.clock)
+            behaviour = DecodeRole(
+                scheduler, streams, receiver, self._dial, frozenset(), self.local
+            )
+        recorder = Recorder(self.clock)
+        runner.before = lambda: self.clock.advance(self.random.random())
+        return Engine(behaviour, scheduler, runner, streams, lambda peer: None, recorder)
 
     def _dial(self, target: Incarnation) -> str:
         assert target == PREFILL
@@ -126,6 +152,7 @@ class PdWorld:
 
     def turn(self) -> None:
         """One random thing."""
+        self.clock.advance(self.random.random() / 4)
         what = self.random.choice(WHAT)
         if what == "arrive" and self.arriving:
             engine, event = self.arriving.pop(self.random.randrange(len(self.arriving)))
@@ -155,7 +182,7 @@ class PdWorld:
             future.set_exception(error)
 
     def _step(self, engine: Engine, leg: str) -> None:
-        for router, report in engine.step(self.now).items():
+        for router, report in engine.step(self.clock.now()).items():
             for chunk in report.chunks:
                 self._heard(self.asked[chunk.rid], router, leg, chunk)
         engine.scheduler.cache.check()
@@ -164,6 +191,7 @@ class PdWorld:
     def _heard(self, asked: Asked, router: str, leg: str, chunk: TokenChunk) -> None:
         assert router == asked.router
         assert leg not in asked.ended, f"{leg} goes on after its last chunk"
+        asked.local |= leg == "decode" and chunk.offset == 0 and bool(chunk.token_ids)
         for i, token in enumerate(chunk.token_ids):
             assert asked.tokens.setdefault(chunk.offset + i, token) == token, "legs disagree"
         if chunk.last or chunk.finish is not None:
@@ -196,10 +224,12 @@ class PdWorld:
         self.decode.handle(PeerLost(peer))
 
     def abort_orphans(self) -> None:
-        """What a router does: when one leg fails, the other is no longer wanted."""
+        """What a router does: when one leg fails, or does all, the other is no longer wanted."""
         for rid, asked in self.asked.items():
             if FinishReason.ERROR in asked.ended.values():
                 self._abort(rid)
+            elif self.link and asked.local and asked.ended.get("decode"):
+                self._abort(rid)  # where links break, the prefill rank may not have been told
 
     def _abort(self, rid: str) -> None:
         """To both legs, after what the router sent them before."""

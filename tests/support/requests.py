@@ -19,6 +19,7 @@ def request(
     prompt_len: int | None = None,
     route: Route | None = None,
     salt: str = "",
+    priority: int = 0,
     **params: object,
 ) -> TokenRequest:
     one = incarnation()
@@ -29,4 +30,5 @@ def request(
         params=SamplingParams(max_new_tokens=max_new, temperature=0.0, **params),
         route=route or Route(room=abs(hash(rid)), prefill=one, decode=one),
         cache_salt=salt,
+        priority=priority,
     )

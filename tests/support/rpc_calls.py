@@ -16,10 +16,11 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from router.frontdoor import FrontDoor
+from router.keys import Keys
 from router.readiness import Readiness
 from router.rpc.gen import antiphon_pb2 as pb, antiphon_pb2_grpc
 from router.rpc.server import RpcFront, RpcServices
-from tests.support.doors import make_door
+from tests.support.doors import OPEN, make_door
 from tests.support.eventually import eventually, run_tidy
 from tests.support.fake_streams import FakeStreams, says
 
@@ -50,6 +51,7 @@ async def rpc_client(
     ready: Callable[[], Awaitable[Readiness]] = _ready,
     members: Callable = list,
     body_limit_mib: int = 1,
+    keys: Keys = OPEN,
     options: tuple = (),
     **door: Any,
 ) -> AsyncIterator[Client]:
@@ -57,7 +59,9 @@ async def rpc_client(
     streams = FakeStreams(script)
     behind = make_door(streams, **door)
     front = RpcFront(
-        RpcServices(door=behind, ready=ready, members=members, body_limit_mib=body_limit_mib)
+        RpcServices(
+            door=behind, ready=ready, members=members, body_limit_mib=body_limit_mib, keys=keys
+        )
     )
     port = front.bind(HOST, 0)
     await front.start()

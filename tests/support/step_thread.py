@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from core import wire
+from core.dump import QueueView, RankDump, thread_stacks
 from core.rpc import events
 from core.rpc.server import RankServer, ServerLimits
 from tests.support.wires import incarnation, rank_info, rank_status
@@ -32,6 +33,17 @@ class StepThread:
 
     def post(self, event: events.RankEvent) -> None:
         self._queue.put(event)
+
+    def glance(self) -> RankDump:
+        return RankDump(
+            incarnation=self.info.incarnation,
+            pid=self.info.pid,
+            uptime_s=1.0,
+            busy=None,
+            stuck_steps=0,
+            steps=(),
+            threads=thread_stacks(),
+        )
 
     def stop(self) -> None:
         self._queue.put(None)
@@ -63,6 +75,9 @@ def answer_all(thread: StepThread, event: events.RankEvent) -> None:
             thread.server.deliver(router, wire.StepReport(chunks=(), load=load))
         case events.StatusAsked(reply=reply):
             reply(rank_status(thread.info))
+        case events.QueuesAsked(reply=reply):
+            pages = rank_status(thread.info).pages
+            reply(QueueView(pages=pages, sequences=(), rooms=()))
 
 
 @asynccontextmanager

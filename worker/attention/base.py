@@ -70,6 +70,13 @@ class AttentionBackend(Protocol):
 
 ATTENTION: Registry[AttentionBackend] = Registry(
     "attention backend",
-    {"torch": Entry("worker.attention.torch_ref:TorchAttention", needs=("torch",))},
-    order=("torch",),
+    {
+        "cpu": Entry(
+            "worker.attention.cpu:CpuAttention",
+            needs=("torch",),
+            check="worker.kernels.load:missing",
+        ),
+        "torch": Entry("worker.attention.torch_ref:TorchAttention", needs=("torch",)),
+    },
+    order=("cpu", "torch"),
 )

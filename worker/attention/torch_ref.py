@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from worker.attention.base import LatentUp
+from worker.attention.mla_form import MlaForm, expands, heads_at_once
 from worker.attention.torch_plan import DecodeBatch, Extend, TorchPlan, make_plan
 from worker.cache.kv_pool import KVPool
 from worker.pack import ForwardInput
-
-MlaForm = Literal["auto", "absorbed", "expanded"]
-EXPANDED_NUMBERS = 16 * 2**20  # keys and values expanded at once: 64 MiB in fp32
 
 
 class TorchAttention:
@@ -88,19 +84,8 @@ class TorchAttention:
         return out
 
     def _expands(self, row: Extend, up: LatentUp, latent: int) -> bool:
-        """Whether expanding keys and values to full heads costs fewer multiplications.
-
-        Per head: attending over latents is wider, but expanding costs every key, also cached ones.
-        """
-        if self._mla_form != "auto":
-            return self._mla_form == "expanded"
-        rank = up.key.shape[2]
         queries, keys = row.stop - row.start, row.slots.shape[0]
-        projection = rank * (up.key.shape[1] + up.value.shape[1])  # of one token
-        head = up.key.shape[1] + latent - rank
-        absorbed = queries * projection + queries * keys * 2 * latent
-        expanded = keys * projection + queries * keys * 2 * head
-        return expanded < absorbed
+        return expands(self._mla_form, queries, keys, up, latent)
 
 
 def _pages(cache: Float[Tensor, "slots *shape"], batch: DecodeBatch) -> Float[Tensor, "n P *shape"]:
@@ -182,7 +167,7 @@ def _expanded(
     """Ordinary attention over expanded keys and values, some heads at a time to bound memory."""
     heads, v_dim, rank = up.value.shape
     keys, head_dim = paged.shape[0], q.shape[2]
-    at_once = max(1, EXPANDED_NUMBERS // (2 * keys * head_dim))
+    at_once = heads_at_once(keys, head_dim)
     c = paged[:, :rank].t()  # [rank, keys]
     shared = paged[:, rank:].unsqueeze(0)  # the rotary key, the same for all heads
     outs = []

@@ -12,8 +12,9 @@ its first token. It is one tree all the same, so the oldest leaf goes first, who
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -58,6 +59,26 @@ class Match:
         return len(self.slots)
 
 
+class Watcher(Protocol):
+    """Told of each change of a tree's shape, right after it. May not change the tree."""
+
+    def grew(self, parent: Node, child: Node) -> None:
+        """``child``, a leaf, is new."""
+        ...
+
+    def split(self, head: Node, tail: Node) -> None:
+        """``tail`` lost its first tokens to ``head``, its new parent."""
+        ...
+
+    def trimmed(self, leaf: Node) -> None:
+        """The leaf lost its last tokens."""
+        ...
+
+    def removed(self, leaf: Node) -> None:
+        """The leaf is gone from its parent; it still knows it."""
+        ...
+
+
 def common_prefix(a: Int32Array, b: Int32Array) -> int:
     """Number of leading tokens that are equal."""
     n = min(len(a), len(b))
@@ -75,6 +96,7 @@ class RadixTree:
         self.tokens = 0  # slots held, locked or not
         self.evictable = 0  # slots held by unlocked nodes
         self.version = 0  # rises with every change of content
+        self.watcher: Watcher | None = None
 
     def match(self, ids: Int32Array, salt: str = "") -> Match:
         """The longest cached prefix of ``ids``; splits a node where the match ends inside it."""
@@ -90,6 +112,11 @@ class RadixTree:
     def peek(self, ids: Int32Array, salt: str = "") -> int:
         """Length of the longest cached prefix, without touching or splitting anything."""
         return self._walk(ids, salt)[1]
+
+    def locate(self, ids: Int32Array, salt: str = "") -> tuple[Node, int, int]:
+        """Like ``peek``: the node in which the prefix ends, the tokens above that, its length."""
+        path, length = self._walk(ids, salt)
+        return path[-1], sum(len(node.tokens) for node in path[:-1]), length
 
     def insert(self, ids: Int32Array, slots: Int32Array, salt: str = "") -> tuple[Node, Int32Array]:
         """Add a path. Returns its deepest node and the tree's slots for all of ``ids``.
@@ -110,6 +137,8 @@ class RadixTree:
         self._unlocked[leaf] = None
         self._touch(leaf)
         self.version += 1
+        if self.watcher is not None:
+            self.watcher.grew(found.node, leaf)
         return leaf, np.concatenate([found.slots, leaf.slots])
 
     def lock(self, node: Node) -> None:
@@ -144,6 +173,8 @@ class RadixTree:
             left -= len(leaf.tokens) - cut
             if cut:
                 leaf.tokens, leaf.slots = leaf.tokens[:cut].copy(), leaf.slots[:cut].copy()
+                if self.watcher is not None:
+                    self.watcher.trimmed(leaf)
             else:
                 self._remove(leaf)
         out = np.concatenate(freed) if freed else EMPTY
@@ -156,6 +187,8 @@ class RadixTree:
         assert leaf.parent is not None
         del self._unlocked[leaf]
         del leaf.parent.children[leaf.key]
+        if self.watcher is not None:
+            self.watcher.removed(leaf)
 
     def _walk(self, ids: Int32Array, salt: str) -> tuple[list[Node], int]:
         """Nodes that share a prefix with ``ids`` from the root on, and the shared length."""
@@ -185,6 +218,8 @@ class RadixTree:
         if head.locks == 0:
             self._unlocked[head] = None  # younger than its child, as it must be
         self.version += 1
+        if self.watcher is not None:
+            self.watcher.split(head, node)
         return head
 
     def _touch(self, node: Node) -> None:
@@ -208,6 +243,23 @@ class RadixTree:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+    def recount(self, locked: Iterable[Node]) -> None:
+        """Count tokens and locks afresh: of one lock on each node of ``locked``, and no others."""
+        nodes = list(self.nodes())
+        for node in nodes:
+            node.locks = 0
+        for node in locked:
+            for step in self._upwards(node):
+                step.locks += 1
+        free = {node for node in nodes if node.locks == 0}
+        self._unlocked = OrderedDict.fromkeys(n for n in self._unlocked if n in free)
+        missing = [n for n in reversed(nodes) if n in free and n not in self._unlocked]
+        self._unlocked.update(dict.fromkeys(missing))
+        for node in missing:
+            self._touch(node)
+        self.tokens = sum(len(node.slots) for node in nodes)
+        self.evictable = sum(len(node.slots) for node in free)
 
     def check(self) -> None:
         """Raise AssertionError unless counts, links, locks and ages agree."""

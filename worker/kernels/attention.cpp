@@ -16,6 +16,8 @@ namespace {
 
 constexpr int BLOCK_KEYS = 256;
 constexpr float LOG2_E = 1.4426950408889634f;
+constexpr int AHEAD = 64;  // keys that are fetched before they are needed
+constexpr int64_t SERIAL_NUMBERS = 512 * 1024;
 constexpr int64_t TASK_NUMBERS = 96 * 1024;  // sums that one task keeps: they stay in the L2 cache
 
 // A wide head's block is smaller, so that its tiles stay in the L2 cache.
@@ -118,25 +120,41 @@ class Worker {
 
   // How many keys a query of the task's sequence sees.
   int64_t seen(const Task& task, int64_t token) const {
-    const int64_t after = call_.query_start[task.sequence + 1] - token - 1;
-    return call_.kv_start[task.sequence + 1] - call_.kv_start[task.sequence] - after;
+    const Span& span = call_.spans[task.sequence];
+    return span.end_key - span.first_key - (span.end_query - 1 - token);
+  }
+
+  const uint32_t* key(const Task& task, const int64_t* slot) const {
+    return words(call_.k, *slot * call_.k_strides[0] + task.kv_head * call_.k_strides[1]);
+  }
+  const uint32_t* value(const Task& task, const int64_t* slot) const {
+    return words(call_.v, *slot * call_.v_strides[0] + task.kv_head * call_.v_strides[1]);
   }
 
   void pack_block(const Task& task, int64_t block) {
-    const int64_t n = std::min<int64_t>(block_, seen(task, task.last - 1) - block * block_);
-    const int64_t* slots = call_.slots + call_.kv_start[task.sequence] + block * block_;
+    const int64_t* slots = call_.slots + call_.spans[task.sequence].first_key;
+    const int64_t* end = slots + seen(task, task.last - 1);
+    slots += block * block_;
+    const int64_t n = std::min<int64_t>(block_, end - slots);
     keys_ = buffers_.keys.reserve(block_ * words_);
     values_ = buffers_.values.reserve(block_ * width_);
-    pack_keys(
-        [&](int i) {
-          return words(call_.k, slots[i] * call_.k_strides[0] + task.kv_head * call_.k_strides[1]);
-        },
-        n, words_, keys_);
-    pack_values<T>(
-        [&](int i) {
-          return words(call_.v, slots[i] * call_.v_strides[0] + task.kv_head * call_.v_strides[1]);
-        },
-        n, call_.v_dim, values_);
+    for (int64_t i = 0; i < n; i += LANES) {
+      const int here = std::min<int64_t>(LANES, n - i);
+      // pages are scattered, so the processor cannot guess the next ones
+      for (int64_t r = i; r < i + here; ++r) fetch(value(task, slots + r), call_.v_dim);
+      for (const int64_t* ahead = slots + i + AHEAD; ahead < std::min(end, slots + i + AHEAD + here);
+           ++ahead)
+        fetch(key(task, ahead), call_.dim);
+      uint32_t* tile = keys_ + i / TILE_KEYS * TILE_KEYS * words_ + i % TILE_KEYS;
+      pack_keys([&](int r) { return key(task, slots + i + r); }, here, words_, tile);
+    }
+    pack_values<T>([&](int r) { return value(task, slots + r); }, n, call_.v_dim, values_);
+  }
+
+  static void fetch(const uint32_t* row, int64_t numbers) {
+    const char* from = reinterpret_cast<const char*>(row);
+    for (int64_t at = 0; at < numbers * int64_t(sizeof(typename T::Element)); at += 64)
+      __builtin_prefetch(from + at, 0, 2);  // to the L2 cache
   }
 
   void attend_tile(const Task& task, int64_t block, int64_t row, int rows, Sums out) {
@@ -216,52 +234,70 @@ class Worker {
 };
 
 struct Tasks {
-  std::vector<Task> runs;     // independent of each other
+  std::vector<Task> runs;      // independent of each other
   std::vector<Task> finishes;  // after all runs
   int64_t partials = 0;        // numbers
+  int threads = 1;
 };
 
-// Sequences are cut by KV head and by query, as many pieces as keep the threads busy; where there
-// are still too few (a few decode rows), by blocks of keys too.
-Tasks cut(const Attention& call) {
-  const int64_t group = call.heads / call.kv_heads;
-  const int64_t width = round_up(call.v_dim, LANES) + 2;
-  const int64_t block = block_keys(call.dim);
-  const int64_t tokens = call.query_start[call.sequences] - call.query_start[0];
-  const int64_t wanted = 4 * call.threads;
-  const int64_t share = std::max<int64_t>(16, tokens * call.kv_heads / wanted);
-  const int64_t fits = std::max<int64_t>(1, TASK_NUMBERS / (group * width));
-  const int64_t step = std::min(share, fits);
-  std::vector<Task> whole;
+// More threads pay only where the work takes longer than waking them.
+int useful_threads(const Attention& call) {
+  int64_t read = 0, multiplied = 0;  // numbers
   for (int64_t b = 0; b < call.sequences; ++b) {
-    const int64_t start = call.query_start[b], stop = call.query_start[b + 1];
-    const int64_t keys = call.kv_start[b + 1] - call.kv_start[b];
-    for (int64_t last = stop; last > start; last -= step) {  // the longest first
-      const int64_t blocks = (keys - (stop - last) + block - 1) / block;
-      const int64_t first = std::max(start, last - step);
+    const Span& span = call.spans[b];
+    const int64_t numbers = (span.end_key - span.first_key) * (call.dim + call.v_dim);
+    read += numbers * call.kv_heads;
+    multiplied += numbers * call.heads * (span.end_query - span.first_query);
+  }
+  return read + multiplied / 8 < SERIAL_NUMBERS ? 1 : call.threads;
+}
+
+// Sequences are cut by query and by KV head, as many pieces as keep the threads busy.
+std::vector<Task> pieces(const Attention& call, int64_t wanted) {
+  const int64_t group = call.heads / call.kv_heads;
+  const int64_t block = block_keys(call.dim);
+  int64_t queries = 0;
+  for (int64_t b = 0; b < call.sequences; ++b)
+    queries += call.spans[b].end_query - call.spans[b].first_query;
+  const int64_t share = std::max<int64_t>(16, queries * call.kv_heads / wanted);
+  const int64_t fits = std::max<int64_t>(1, TASK_NUMBERS / (group * round_up(call.v_dim, LANES)));
+  const int64_t step = std::min(share, fits);
+  std::vector<Task> tasks;
+  for (int64_t b = 0; b < call.sequences; ++b) {
+    const Span& span = call.spans[b];
+    for (int64_t last = span.end_query; last > span.first_query; last -= step) {  // longest first
+      const int64_t keys = span.end_key - span.first_key - (span.end_query - last);
+      const int64_t first = std::max(span.first_query, last - step);
       for (int64_t head = 0; head < call.kv_heads; ++head)
-        whole.push_back({b, head, first, last, 0, blocks, -1});
+        tasks.push_back({b, head, first, last, 0, (keys + block - 1) / block, -1});
     }
   }
+  return tasks;
+}
+
+// Where there are too few pieces (a few decode rows), they are cut by blocks of keys, too.
+Tasks cut(const Attention& call) {
+  const int64_t row = (round_up(call.v_dim, LANES) + 2) * (call.heads / call.kv_heads);
   Tasks tasks;
-  const bool split = call.threads > 1 && int64_t(whole.size()) < wanted;
-  for (Task task : whole) {
-    if (!split || task.to == 1) {
-      tasks.runs.push_back(task);
+  tasks.threads = useful_threads(call);
+  const int64_t wanted = 4 * tasks.threads;
+  tasks.runs = pieces(call, wanted);
+  if (tasks.threads == 1 || int64_t(tasks.runs.size()) >= wanted) return tasks;
+  std::vector<Task> parts;
+  for (Task task : tasks.runs) {
+    if (task.to == 1) {
+      parts.push_back(task);
       continue;
     }
-    const int64_t numbers = (task.last - task.first) * group * width;
     task.partial = tasks.partials;
-    tasks.partials += task.to * numbers;
     tasks.finishes.push_back(task);
     for (int64_t at = 0; at < task.to; ++at) {
-      Task part = task;
-      part.from = at;
-      part.to = at + 1;
-      part.partial = task.partial + at * numbers;
-      tasks.runs.push_back(part);
+      parts.push_back(
+          {task.sequence, task.kv_head, task.first, task.last, at, at + 1, tasks.partials});
+      tasks.partials += (task.last - task.first) * row;
     }
   }
+  tasks.runs = std::move(parts);
   return tasks;
 }
 
@@ -270,8 +306,7 @@ void attend_all(const Attention& call) {
   static thread_local Scratch<float> shared;  // the caller's, for all threads of this call
   const Tasks tasks = cut(call);
   float* partials = shared.reserve(std::max<int64_t>(tasks.partials, 1));
-  const int threads = std::clamp<int64_t>(tasks.runs.size(), 1, call.threads);
-#pragma omp parallel num_threads(threads) if (threads > 1)
+#pragma omp parallel num_threads(tasks.threads) if (tasks.threads > 1)
   {
     static thread_local Buffers buffers;
     Worker<T> worker(call, buffers);

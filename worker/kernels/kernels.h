@@ -8,8 +8,13 @@ namespace antiphon {
 
 enum class Type { FP32, BF16 };
 
-// Causal attention over pages: sequence b owns queries [query_start[b], query_start[b + 1]) and the
-// slots [kv_start[b], kv_start[b + 1]); its queries are the last of its keys.
+// One sequence of a step: its queries [first_query, end_query) and its keys, which lie in the slots
+// slots[first_key .. end_key). Its queries belong to the last of its keys.
+struct Span {
+  int64_t first_query, end_query, first_key, end_key;
+};
+
+// Causal attention over pages. Queries of no span are left alone.
 struct Attention {
   Type type;
   const void* q;       // [T, heads, dim]
@@ -17,8 +22,7 @@ struct Attention {
   const void* v;       // [slots, kv_heads, v_dim]
   void* out;           // [T, heads, v_dim], contiguous
   int64_t q_strides[2], k_strides[2], v_strides[2];
-  const int64_t* query_start;
-  const int64_t* kv_start;
+  const Span* spans;
   const int64_t* slots;
   int64_t sequences, heads, kv_heads, dim, v_dim;
   float scale;  // > 0

@@ -37,21 +37,22 @@ const int64_t* indices(const Tensor& t) {
   return t.const_data_ptr<int64_t>();
 }
 
-Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& query_start,
-                 const Tensor& kv_start, const Tensor& slots, double scale) {
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& spans,
+                 const Tensor& slots, double scale) {
   check_words(q, q, 3);
   check_words(k, q, 3);
   check_words(v, q, 3);
   TORCH_CHECK(q.size(2) == k.size(2) && k.size(1) == v.size(1) && q.size(1) % k.size(1) == 0,
               "queries, keys and values do not fit together");
   TORCH_CHECK(scale > 0, "scale must be positive");
-  TORCH_CHECK(query_start.size(0) == kv_start.size(0), "one start of each kind a sequence");
+  TORCH_CHECK(spans.dim() == 2 && spans.size(1) == 4 && spans.scalar_type() == at::kLong &&
+                  spans.is_contiguous(),
+              "four numbers a sequence are needed");
   Tensor out = at::empty({q.size(0), q.size(1), v.size(2)}, q.options());
   attend({type_of(q), q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(),
           out.mutable_data_ptr(),
           {q.stride(0), q.stride(1)}, {k.stride(0), k.stride(1)}, {v.stride(0), v.stride(1)},
-          indices(query_start), indices(kv_start), indices(slots),
-          query_start.size(0) - 1, q.size(1), k.size(1), q.size(2), v.size(2),
+          static_cast<const Span*>(spans.const_data_ptr()), indices(slots), spans.size(0), q.size(1), k.size(1), q.size(2), v.size(2),
           static_cast<float>(scale), at::get_num_threads()});
   return out;
 }
@@ -156,8 +157,8 @@ Tensor argmax_rows(const Tensor& x) {
 }  // namespace
 
 TORCH_LIBRARY(antiphon, library) {
-  library.def("attention(Tensor q, Tensor k, Tensor v, Tensor query_start, Tensor kv_start, "
-              "Tensor slots, float scale) -> Tensor");
+  library.def("attention(Tensor q, Tensor k, Tensor v, Tensor spans, Tensor slots, float scale)"
+              " -> Tensor");
   library.def("scatter_rows(Tensor(a!) to, Tensor slots, Tensor rows) -> ()");
   library.def("project_heads(Tensor(a!) out, Tensor x, Tensor weight, bool transposed) -> ()");
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");

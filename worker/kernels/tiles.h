@@ -60,20 +60,15 @@ inline void transpose(const Words (&rows)[LANES], Words (&out)[LANES]) {
 #endif
 }
 
-// `row(i)` is where row i begins, of `words` words; n rows are packed, 0 fills the last 64.
+// `row(i)` is where row i begins, of `words` words. Lanes beyond n rows are left as they are: what
+// the products make of them is not to be used.
 template <class Row>
 void pack_keys(Row row, int n, int words, uint32_t* tile) {
-  for (int first = 0; first < round_up(n, TILE_KEYS); first += LANES) {
+  for (int first = 0; first < n; first += LANES) {
     uint32_t* to = tile + (first / TILE_KEYS) * int64_t(words) * TILE_KEYS + first % TILE_KEYS;
     const int here = std::min(LANES, n - first);
     const uint32_t* from[LANES];
     for (int i = 0; i < here; ++i) from[i] = row(first + i);
-    // pages are scattered: the processor cannot guess the next ones
-    for (int i = 0; i < std::min(LANES, n - first - LANES); ++i) {
-      const char* next = reinterpret_cast<const char*>(row(first + LANES + i));
-      for (int line = 0; line < std::min(4 * words, 256); line += 64)
-        __builtin_prefetch(next + line);
-    }
     for (int w = 0; w < words; w += LANES) {
       Words in[LANES], out[LANES];
       for (int i = 0; i < LANES; ++i)
@@ -119,11 +114,6 @@ template <class T, class Row>
 void pack_values(Row row, int n, int columns, uint32_t* tile) {
   const int64_t width = round_up(columns, LANES);
   for (int i = 0; i < n; i += T::PER_WORD, tile += width) {
-    for (int ahead = i + 8; ahead < std::min(i + 8 + T::PER_WORD, n); ++ahead) {
-      const char* next = reinterpret_cast<const char*>(row(ahead));
-      for (int line = 0; line < columns * int(sizeof(typename T::Element)); line += 64)
-        __builtin_prefetch(next + line);
-    }
     pack_value_rows(T{}, row(i), i + 1 < n ? row(i + 1) : nullptr, columns, tile);
   }
 }

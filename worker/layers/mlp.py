@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from worker.kernels import ops
 from worker.layers.linear import Linear
 from worker.layers.parameter import Slots
 
@@ -30,5 +30,4 @@ class GatedMlp:
         self._down.pack()
 
     def __call__(self, x: Float[Tensor, "T hidden"]) -> Float[Tensor, "T hidden"]:
-        gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return self._down(F.silu(gate).mul_(up))
+        return self._down(ops.silu_mul(self._gate_up(x)))

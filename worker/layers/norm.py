@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from worker.kernels import ops
 from worker.layers.parameter import Slot, Slots
 
 
@@ -17,7 +17,6 @@ class RMSNorm:
         self, size: int, eps: float, dtype: torch.dtype, order: Tensor | None = None
     ) -> None:
         self._eps = eps
-        self._shape = (size,)
         self._order = order
         self._weight = torch.empty(size, dtype=dtype)
 
@@ -25,4 +24,14 @@ class RMSNorm:
         yield f"{prefix}weight", Slot(self._weight, self._order)
 
     def __call__(self, x: Float[Tensor, "*rows size"]) -> Float[Tensor, "*rows size"]:
-        return F.rms_norm(x, self._shape, self._weight, self._eps)
+        return ops.rms_norm(x, self._weight, self._eps)
+
+    def in_place(self, x: Float[Tensor, "*rows size"]) -> Float[Tensor, "*rows size"]:
+        """The same, written over ``x``, which may be a view."""
+        return ops.rms_norm_(x, self._weight, self._eps)
+
+    def of_sum(
+        self, x: Float[Tensor, "rows size"], delta: Float[Tensor, "rows size"]
+    ) -> Float[Tensor, "rows size"]:
+        """Add ``delta`` to ``x`` in place, and normalise the sum."""
+        return ops.add_rms_norm(x, delta, self._weight, self._eps)

@@ -29,14 +29,6 @@ class Rope:
         return self._table.index_select(0, positions).unsqueeze(1)
 
 
-def rotate(
-    x: Float[Tensor, "T heads dim"], rotations: Complex64[Tensor, "T 1 pairs"]
-) -> Float[Tensor, "T heads dim"]:
-    """Rotate the pairs of every head, in fp32."""
-    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))  # [T, heads, dim/2]
-    return torch.view_as_real(pairs * rotations).flatten(-2).to(x.dtype)
-
-
 def frequencies(spec: RopeSpec, dim: int) -> Float[Tensor, "pairs"]:
     """Radians per position of each of the dim/2 pairs."""
     base = 1.0 / torch.pow(spec.theta, torch.arange(0, dim, 2, dtype=torch.float32) / dim)

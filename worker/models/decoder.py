@@ -74,8 +74,8 @@ class Layer:
 
     def __call__(self, x: Float[Tensor, "T hidden"], context: Context) -> Float[Tensor, "T hidden"]:
         """Add both halves to the residual stream ``x``, in place."""
-        x.add_(self._attention(self._before_attention(x), context))
-        return x.add_(self._mlp(self._before_mlp(x)))
+        attended = self._attention(self._before_attention(x), context)
+        return x.add_(self._mlp(self._before_mlp.of_sum(x, attended)))
 
 
 class Decoder:

@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from worker.attention.base import AttentionBackend
+from worker.kernels import ops
 from worker.layers.linear import Linear
 from worker.layers.norm import RMSNorm
 from worker.layers.parameter import Slots, neighbour_rows
-from worker.layers.rope import rotate
 from worker.model_spec import ModelSpec
 from worker.models.decoder import Context
 
@@ -64,14 +64,14 @@ class GroupedQueryAttention:
         turned = qkv[:, : self._heads + self._kv_heads]
         if self._head_norms is not None:
             q_norm, k_norm = self._head_norms
-            parts = q_norm(turned[:, : self._heads]), k_norm(turned[:, self._heads :])
-            turned = torch.cat(parts, dim=1)
-        rotated = rotate(turned, context.rotations)
+            q_norm.in_place(turned[:, : self._heads])
+            k_norm.in_place(turned[:, self._heads :])
+        ops.rotate_(turned, context.rotations)
         out = self._backend.mha(
             context.plan,
             self._index,
-            rotated[:, : self._heads],
-            rotated[:, self._heads :],
+            turned[:, : self._heads],
+            turned[:, self._heads :],
             qkv[:, self._heads + self._kv_heads :],
             context.pool,
             1.0 / math.sqrt(self._head_dim),

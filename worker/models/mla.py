@@ -7,10 +7,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from worker.attention.base import AttentionBackend, LatentUp
+from worker.kernels import ops
 from worker.layers.linear import Linear
 from worker.layers.norm import RMSNorm
 from worker.layers.parameter import Slot, Slots, neighbour_rows
-from worker.layers.rope import rotate, softmax_scale
+from worker.layers.rope import softmax_scale
 from worker.model_spec import MlaSpec, ModelSpec
 from worker.models.decoder import Context
 
@@ -75,17 +76,17 @@ class LatentAttention:
         mla = self._spec
         down = self._down(x)
         q, latent = down[:, : -mla.latent_dim], down[:, -mla.latent_dim :]
-        c, k_rope = latent[:, : mla.kv_lora_rank], latent[:, mla.kv_lora_rank :]
         if self._q_norm is not None and self._q_up is not None:
             q = self._q_up(self._q_norm(q))
         q = q.view(q.shape[0], self._heads, -1)  # [T, heads, nope + rope]
-        q_rope = rotate(q[..., mla.nope_dim :], context.rotations)
-        k_rope = rotate(k_rope.unsqueeze(1), context.rotations).squeeze(1)
+        ops.rotate_(q[..., mla.nope_dim :], context.rotations)
+        self._kv_norm.in_place(latent[:, : mla.kv_lora_rank])
+        ops.rotate_(latent[:, mla.kv_lora_rank :].unsqueeze(1), context.rotations)
         out = self._backend.mla(
             context.plan,
             self._index,
-            torch.cat((q[..., : mla.nope_dim], q_rope), dim=-1),
-            torch.cat((self._kv_norm(c), k_rope), dim=-1),
+            q,
+            latent,
             self._up,
             context.pool,
             self._scale,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from core.dump import RoomView
+from core.handoffs import HandoffReport
 from core.wire import ErrorKind, FinishReason, StreamError, TokenRequest
-from worker.scheduler.scheduler import Progress
+from worker.scheduler.scheduler import Progress, Step
 from worker.sequence import Sequence
 
 ROOM_IN_USE: Final = StreamError(
@@ -29,6 +30,10 @@ class Role(Protocol):
 
     def advance(self, progress: Progress) -> None:
         """A step computed a chunk or sampled a token for a running sequence."""
+        ...
+
+    def stepped(self, step: Step, took_s: float) -> None:
+        """A step was run, in so many seconds; called before what it brought is booked."""
         ...
 
     def stop(self, sequence: Sequence, finish: FinishReason, error: StreamError | None) -> None:
@@ -55,6 +60,10 @@ class Role(Protocol):
 
     def rooms(self) -> tuple[RoomView, ...]:
         """The handoffs that are not over, for a dump; without ages."""
+        ...
+
+    def transfers(self) -> HandoffReport | None:
+        """What was counted of handoffs since start; None where there are none."""
         ...
 
     @property

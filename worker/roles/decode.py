@@ -1,5 +1,6 @@
 """DecodeRole: reserves pages, announces them to the prefill rank, generates once the KV is there.
 
+Where little of a prompt is missing it is computed here instead, and the prefill rank told so.
 Pages that were announced are released only when the receiver says so: a peer may still write them.
 """
 
@@ -9,11 +10,14 @@ import logging
 from collections.abc import Callable
 
 from core.dump import RoomView
+from core.handoffs import HandoffReport
 from core.wire import ErrorKind, FinishReason, Incarnation, StreamError, TokenRequest
 from disagg.receiver import Failed, Ready, Receiver, Released
+from worker.plan import RowKind
 from worker.roles.base import ROOM_IN_USE
+from worker.roles.local_prefill import LocalPrefill, Place
 from worker.roles.prefill import single_token
-from worker.scheduler.scheduler import Progress, Scheduler
+from worker.scheduler.scheduler import Progress, Scheduler, Step
 from worker.scheduler.waiting import WaitingQueue
 from worker.sequence import Sequence, SequenceState
 from worker.streams import Streams
@@ -33,12 +37,15 @@ class DecodeRole:
         receiver: Receiver,
         dial: Dial,
         eos: frozenset[int],
+        local: LocalPrefill,
     ) -> None:
         self._scheduler = scheduler
         self._streams = streams
         self._receiver = receiver
         self._dial = dial
         self._eos = eos
+        self._local = local
+        self._proven: dict[str, Incarnation] = {}  # links over which KV has come
         self._arrivals = WaitingQueue()  # want pages
         self._rooms: dict[int, Sequence] = {}  # announced, until the pages are ours alone
 
@@ -64,6 +71,10 @@ class DecodeRole:
         if finish is not None:
             self._leave(sequence)
 
+    def stepped(self, step: Step, took_s: float) -> None:
+        decodes = step.plan.kinds.count(RowKind.DECODE)
+        self._local.stepped(step.plan.tokens - decodes, decodes, took_s)
+
     def stop(self, sequence: Sequence, finish: FinishReason, error: StreamError | None) -> None:
         self._streams.end(sequence, finish, error)
         if sequence in self._arrivals:
@@ -80,6 +91,7 @@ class DecodeRole:
             sequence = self._rooms[outcome.room]
             match outcome:
                 case Ready():
+                    self._arrived(sequence, outcome)
                     self._begin(sequence, outcome.first_token)
                 case Failed():
                     log.info("handoff failed: %s", outcome.message, extra={"rid": sequence.rid})
@@ -92,7 +104,7 @@ class DecodeRole:
                     # Nothing counts as computed before Ready, so nothing incomplete is cached.
                     self._scheduler.cache.release(sequence)
                     self._finish(sequence)
-        self._reserve()
+        self._reserve(now)
 
     def close(self) -> None:
         """The receiver has no threads."""
@@ -101,6 +113,7 @@ class DecodeRole:
         self._receiver.on_message(peer, data)
 
     def on_peer_lost(self, peer: str) -> None:
+        self._proven.pop(peer, None)
         self._receiver.on_peer_lost(peer)
 
     def counts(self) -> dict[str, int]:
@@ -108,6 +121,9 @@ class DecodeRole:
 
     def rooms(self) -> tuple[RoomView, ...]:
         return self._receiver.rooms()
+
+    def transfers(self) -> HandoffReport | None:
+        return self._receiver.report()
 
     @property
     def waiting(self) -> list[Sequence]:
@@ -117,8 +133,8 @@ class DecodeRole:
     def kv_bytes(self) -> tuple[int, int]:
         return 0, self._receiver.bytes_received
 
-    def _reserve(self) -> None:
-        """Announce what fits, in order; retracted sequences have the first claim on pages."""
+    def _reserve(self, now: float) -> None:
+        """Take pages for what fits, in order; retracted sequences have the first claim on them."""
         scheduler = self._scheduler
         table = scheduler.cache.table
         most = scheduler.limits.max_running
@@ -126,23 +142,58 @@ class DecodeRole:
             if len(scheduler.running) + len(self._rooms) >= most:
                 return
             sequence = next(iter(self._arrivals))
-            to = sequence.length
-            if not scheduler.admission.reserve(sequence, scheduler.running, to, to):
+            to, place = sequence.length, self._place(sequence)
+            limit = sequence.reusable_len if place is Place.LOCAL else to
+            if not scheduler.admission.reserve(sequence, scheduler.running, to, limit):
                 return
             self._arrivals.remove(sequence)
-            sequence.move(SequenceState.AWAITING_KV)
-            self._rooms[sequence.room] = sequence
-            slots = table.read(sequence.row, sequence.shared_len, to)
-            peer = self._dial(sequence.request.route.prefill)
-            self._receiver.announce(sequence.room, sequence.rid, peer, sequence.shared_len, slots)
-            log.info(
-                "room %d announced to %s, %d of %d tokens held",
-                sequence.room,
-                peer,
-                sequence.shared_len,
-                to,
-                extra={"rid": sequence.rid},
-            )
+            self._receiver.count.placed[place.value] += 1
+            self._receiver.count.took("reserve", now - sequence.arrived_s)
+            if place is Place.LOCAL:
+                self._compute(sequence)
+            else:
+                self._announce(sequence)
+
+    def _place(self, sequence: Sequence) -> Place:
+        """Where the tokens that are not cached here are computed."""
+        held = self._scheduler.cache.tree.peek(sequence.ids, sequence.salt)
+        remainder = sequence.length - min(held, sequence.reusable_len)
+        proven = sequence.request.route.prefill in self._proven.values()
+        return self._local.place(remainder, proven=proven)
+
+    def _compute(self, sequence: Sequence) -> None:
+        peer = self._dial(sequence.request.route.prefill)
+        self._receiver.decline(sequence.room, sequence.rid, peer)
+        log.info(
+            "computed here: %d of %d tokens are missing",
+            sequence.remaining,
+            sequence.length,
+            extra={"rid": sequence.rid},
+        )
+        self._scheduler.resume(sequence)
+
+    def _announce(self, sequence: Sequence) -> None:
+        sequence.move(SequenceState.AWAITING_KV)
+        self._rooms[sequence.room] = sequence
+        held, to = sequence.shared_len, sequence.length
+        slots = self._scheduler.cache.table.read(sequence.row, held, to)
+        peer = self._dial(sequence.request.route.prefill)
+        self._receiver.announce(sequence.room, sequence.rid, peer, held, slots)
+        log.info(
+            "room %d announced to %s, %d of %d tokens held",
+            sequence.room,
+            peer,
+            held,
+            to,
+            extra={"rid": sequence.rid},
+        )
+
+    def _arrived(self, sequence: Sequence, ready: Ready) -> None:
+        """Learn from a handoff, where something crossed."""
+        if missing := sequence.length - sequence.shared_len:
+            route = sequence.request.route
+            self._proven[self._dial(route.prefill)] = route.prefill
+            self._local.handed_over(missing, ready.took_s)
 
     def _begin(self, sequence: Sequence, first_token: int) -> None:
         log.info("all KV arrived", extra={"rid": sequence.rid})

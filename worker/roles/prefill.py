@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 
 from core.dump import RoomView
+from core.handoffs import HandoffReport
 from core.wire import ErrorKind, FinishReason, StreamError, TokenRequest
+from disagg.registers import Closed
 from disagg.sender import Sender
 from worker.roles.base import ROOM_IN_USE
-from worker.scheduler.scheduler import Progress, Scheduler
+from worker.scheduler.scheduler import Progress, Scheduler, Step
 from worker.sequence import NO_ROW, Sequence, SequenceState
 from worker.streams import Streams
 
@@ -81,6 +83,9 @@ class PrefillRole:
         sequence.move(SequenceState.SENDING)
         self._sender.finish(sequence.room, progress.token)
 
+    def stepped(self, step: Step, took_s: float) -> None:
+        """No decision follows from it."""
+
     def stop(self, sequence: Sequence, finish: FinishReason, error: StreamError | None) -> None:
         if sequence.state is not SequenceState.SENDING:  # else its last chunk is out already
             self._streams.end(sequence, finish, error)
@@ -97,12 +102,14 @@ class PrefillRole:
             sequence = self._rooms.pop(closed.room, None)
             if sequence is None:
                 continue  # the room of a request that was refused
-            words = "all KV sent" if closed.ok else f"handoff failed: {closed.message}"
-            log.info(words, extra={"rid": sequence.rid})
+            log.info(_words(closed), extra={"rid": sequence.rid})
             if sequence.state in {SequenceState.WAITING, SequenceState.RUNNING}:
                 self._scheduler.remove(sequence)
-                error = StreamError(kind=ErrorKind.UNAVAILABLE, message=closed.message)
-                self._streams.end(sequence, FinishReason.ERROR, error)
+                if closed.declined:
+                    self._streams.end(sequence, None, None)
+                else:
+                    error = StreamError(kind=ErrorKind.UNAVAILABLE, message=closed.message)
+                    self._streams.end(sequence, FinishReason.ERROR, error)
             self._release(sequence)
 
     def close(self) -> None:
@@ -119,6 +126,9 @@ class PrefillRole:
 
     def rooms(self) -> tuple[RoomView, ...]:
         return self._sender.rooms()
+
+    def transfers(self) -> HandoffReport | None:
+        return self._sender.report()
 
     @property
     def waiting(self) -> list[Sequence]:
@@ -141,6 +151,13 @@ class PrefillRole:
         self._scheduler.cache.release(sequence)
         sequence.move(SequenceState.FINISHED)
         self._streams.forget(sequence)
+
+
+def _words(closed: Closed) -> str:
+    """How a room ended, for the log."""
+    if closed.ok:
+        return "all KV sent"
+    return closed.message if closed.declined else f"handoff failed: {closed.message}"
 
 
 _GONE = (ErrorKind.UNAVAILABLE, "the request was aborted at the prefill rank")

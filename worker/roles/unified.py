@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from core.dump import RoomView
+from core.handoffs import HandoffReport
 from core.wire import ErrorKind, FinishReason, StreamError, TokenRequest
-from worker.scheduler.scheduler import Progress, Scheduler
+from worker.scheduler.scheduler import Progress, Scheduler, Step
 from worker.sequence import Sequence, SequenceState
 from worker.streams import Streams
 
@@ -32,6 +33,9 @@ class UnifiedRole:
         if finish is not None:
             self._leave(sequence)
 
+    def stepped(self, step: Step, took_s: float) -> None:
+        """No decision follows from it."""
+
     def stop(self, sequence: Sequence, finish: FinishReason, error: StreamError | None) -> None:
         self._streams.end(sequence, finish, error)
         self._leave(sequence)
@@ -53,6 +57,9 @@ class UnifiedRole:
 
     def rooms(self) -> tuple[RoomView, ...]:
         return ()
+
+    def transfers(self) -> HandoffReport | None:
+        return None
 
     @property
     def waiting(self) -> list[Sequence]:

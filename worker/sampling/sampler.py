@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from worker.kernels import ops
 from worker.plan import SampleRow
 
 _COLDEST = 1e-30  # a float32 holds it, and any two scores that differ are far apart
@@ -22,7 +23,7 @@ SHORTLIST = 1024  # a nucleus nearly always fits in so many tokens; else the row
 
 def sample(logits: Float[Tensor, "L vocab"], rows: tuple[SampleRow, ...]) -> Int64[Tensor, "L"]:
     """One token per row."""
-    tokens = logits.argmax(dim=-1)
+    tokens = ops.argmax(logits)
     for index, row in enumerate(rows):
         if row.params.temperature > 0:
             tokens[index] = _draw(logits[index], row)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from worker.cache.prefix_cache import PrefixCache
 from worker.cache.radix import common_prefix
+from worker.scheduler.headroom import Headroom
 from worker.scheduler.waiting import WaitingQueue
 from worker.sequence import Sequence
 
@@ -21,8 +22,8 @@ class Limits:
 
     max_running: int  # sequences
     step_tokens: int
-    decode_reserve: int  # output tokens of headroom for each running sequence
     context_len: int  # tokens of one sequence
+    conservativeness: float = 0.0  # scales the pages kept free for output; see headroom.py
 
 
 def always(_: Sequence) -> bool:
@@ -40,11 +41,16 @@ class Admission:
     def __init__(self, cache: PrefixCache, limits: Limits) -> None:
         self._cache = cache
         self._limits = limits
+        self.headroom = Headroom(limits.conservativeness)
         self.gate: Gate = always  # a role may set its own
 
     def admit(self, waiting: WaitingQueue, running: list[Sequence], budget: int) -> list[Sequence]:
         """Move sequences from ``waiting`` to ``running`` until ``budget`` tokens are spoken for."""
         admitted: list[Sequence] = []
+        if budget <= 0 or not len(waiting):
+            return admitted
+        prefills = _Prefills(running)
+        headroom = self.headroom.pages(running)
         for sequence in waiting:
             if (
                 budget <= 0
@@ -52,39 +58,64 @@ class Admission:
                 or not self._cache.table.free
             ):
                 break
-            if not self.gate(sequence) or self._better_later(sequence, running):
+            if self._better_later(sequence, prefills) or not self.gate(sequence):
                 continue
-            if not self.reserve(sequence, running, sequence.length, sequence.reusable_len):
+            own = self.headroom.pages((sequence,))
+            spare = headroom + own if running else 0
+            if not self._hold(sequence, sequence.length, sequence.reusable_len, spare):
                 break
             waiting.remove(sequence)
             running.append(sequence)
             admitted.append(sequence)
+            prefills.add(sequence)
+            headroom += own
             budget -= sequence.remaining
         return admitted
 
     def reserve(
-        self, sequence: Sequence, running: Iterable[Sequence], to: int, match_limit: int
+        self, sequence: Sequence, running: Collection[Sequence], to: int, match_limit: int
     ) -> bool:
         """Lock the cached prefix and own pages up to ``to``; False, holding nothing, if too few."""
+        spare = self.headroom.pages((*running, sequence)) if running else 0
+        return self._hold(sequence, to, match_limit, spare)
+
+    def _hold(self, sequence: Sequence, to: int, match_limit: int, spare: int) -> bool:
+        """With ``spare`` pages left over. Alone, a sequence may take all there is."""
         self._cache.begin(sequence, match_limit)
         need = to - sequence.allocated_len
-        if need + self._headroom(running) <= self._cache.available and self._cache.extend(
-            sequence, to
-        ):
+        if need + spare <= self._cache.available and self._cache.extend(sequence, to):
             return True
         self._cache.release(sequence)
         return False
 
-    def _headroom(self, running: Iterable[Sequence]) -> int:
-        """Pages that the running sequences will soon want."""
-        cap = self._limits.decode_reserve
-        return sum(min(cap, s.params.max_new_tokens - s.output_len) for s in running)
-
-    def _better_later(self, sequence: Sequence, running: list[Sequence]) -> bool:
+    def _better_later(self, sequence: Sequence, prefills: _Prefills) -> bool:
         """Whether a running prefill is about to compute a prefix that the cache lacks so far."""
-        ahead = [s for s in running if s.remaining > 1 and s.salt == sequence.salt]
-        if not ahead or sequence.unscored:
+        if sequence.unscored:
             return False
-        shared = max(common_prefix(s.ids, sequence.ids[:-1]) for s in ahead)
+        shared = prefills.shared_with(sequence)
+        if shared < WORTH_WAITING_FOR:
+            return False
         cached = self._cache.tree.peek(sequence.ids[:shared], sequence.salt)
         return shared >= WORTH_WAITING_FOR + cached
+
+
+class _Prefills:
+    """Running prefills by salt and first tokens: only equal ones are compared in full."""
+
+    def __init__(self, running: Iterable[Sequence]) -> None:
+        self._by_start: dict[tuple[str, bytes], list[Sequence]] = {}
+        for sequence in running:
+            self.add(sequence)
+
+    def add(self, sequence: Sequence) -> None:
+        if sequence.remaining > 1:
+            self._by_start.setdefault(_start(sequence), []).append(sequence)
+
+    def shared_with(self, sequence: Sequence) -> int:
+        """The longest common prefix, without the last token; less than is worth it counts as 0."""
+        alike = self._by_start.get(_start(sequence), ())
+        return max((common_prefix(s.ids, sequence.ids[:-1]) for s in alike), default=0)
+
+
+def _start(sequence: Sequence) -> tuple[str, bytes]:
+    return sequence.salt, sequence.ids[:WORTH_WAITING_FOR].tobytes()

@@ -2,8 +2,8 @@
 
 Continuous batching with chunked prefill: each step takes every decoding sequence, then the next
 chunks of started prompts, then new ones, within one token budget. When pages run out the cache is
-evicted first; then the sequence that has generated least is retracted: its KV stays in the cache
-while it can, and it waits at the front of the queue with its output kept.
+evicted first; then, of the lowest priority, the sequence that has generated least is retracted: its
+KV stays in the cache while it can, and it waits in front of its equals with its output kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from core.wire import TokenLogprob
 from worker.cache.prefix_cache import PrefixCache
 from worker.plan import RowKind, SampleRow, ScoreRow, StepPlan, StepResult
 from worker.scheduler.admission import Admission, Limits
-from worker.scheduler.waiting import WaitingQueue
+from worker.scheduler.waiting import ORDERS, WaitingQueue
 from worker.sequence import Sequence, SequenceState
 
 log = logging.getLogger(__name__)
@@ -53,10 +53,12 @@ class Progress:
 class Scheduler:
     """Owns the waiting queue and the running set of one rank."""
 
-    def __init__(self, cache: PrefixCache, limits: Limits) -> None:
+    def __init__(self, cache: PrefixCache, limits: Limits, schedule: str = "fcfs") -> None:
+        """``schedule`` is a name in worker/scheduler/waiting.py."""
         self.cache = cache
         self.limits = limits
-        self.waiting = WaitingQueue()
+        order = ORDERS.load(schedule)(cache.tree, limits.context_len)
+        self.waiting = WaitingQueue(order)
         self.running: list[Sequence] = []
         self.retractions = 0
         self.admission = Admission(cache, limits)
@@ -86,9 +88,12 @@ class Scheduler:
         """Prompt tokens of started sequences that no step has taken yet."""
         return sum(s.remaining for s in self.running if s.remaining > 1)
 
-    def next_plan(self) -> Step | None:
-        """The next step, or None when nothing can run."""
+    def next_plan(self, now: float) -> Step | None:
+        """The next step, or None when nothing can run. ``now``: seconds of a monotonic clock."""
         batch = self._decodes()
+        if batch:
+            self.admission.headroom.decoded()
+        self.waiting.arrange(now)
         budget = self.limits.step_tokens - len(batch)
         chunks = [s for s in self.running if s.remaining > 1]
         unspoken = budget - sum(s.remaining for s in chunks)
@@ -131,6 +136,7 @@ class Scheduler:
             sequence.computed_len,
             extra={"rid": sequence.rid},
         )
+        self.admission.headroom.retracted(self.running)
         self.running.remove(sequence)
         self.cache.release(sequence)
         sequence.retractions += 1
@@ -150,8 +156,13 @@ class Scheduler:
         while sequence.state is SequenceState.RUNNING:
             if self.cache.grow(sequence, len(sequence.tokens) - 1):
                 return True
-            self.retract(min(self.running, key=lambda s: (s.generated_here, -s.length)))
+            self.retract(min(self.running, key=_loss))
         return False
+
+
+def _loss(sequence: Sequence) -> tuple[int, int, int]:
+    """What retracting it would cost: smallest is the victim."""
+    return sequence.priority, sequence.generated_here, -sequence.length
 
 
 def _plan(batch: list[Scheduled]) -> StepPlan:

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from antiphon import status
+from antiphon.remote import Remote
 from core.errors import PreflightError
 from core.wire import LoadReport, PageAccount, RankStatus, Role
 from tests.support.wires import incarnation, rank_info
@@ -73,6 +74,12 @@ def test_what_is_not_up_says_why():
     assert lines[2][7].strip() == "0%"  # no prompt yet
 
 
+def test_a_stuck_rank_says_for_how_long_and_in_what():
+    stuck = {"rank": "decode/0/0", "role": "decode", "state": "stuck", "stuck_s": 34.2}
+    table = status.render(answer({**stuck, "reason": "in 'launch' of step 9"}))
+    assert "decode/0/0  stuck for 34 s in 'launch' of step 9" in table
+
+
 @pytest.mark.parametrize(
     ("count", "words"),
     [
@@ -90,26 +97,26 @@ def test_bytes_are_said_in_a_fitting_unit(count, words):
 def serve(monkeypatch: pytest.MonkeyPatch, code: int) -> list[str]:
     asked: list[str] = []
 
-    def get(url: str, **_: object) -> httpx.Response:
-        asked.append(url)
-        return httpx.Response(code, json=answer(), request=httpx.Request("GET", url))
+    def request(method: str, url: str, **_: object) -> httpx.Response:
+        asked.append(f"{method} {url}")
+        return httpx.Response(code, json=answer(), request=httpx.Request(method, url))
 
-    monkeypatch.setattr(httpx, "get", get)
+    monkeypatch.setattr(httpx, "request", request)
     return asked
 
 
 def test_fetch_asks_the_routers_status_page(monkeypatch):
     asked = serve(monkeypatch, 200)
-    assert status.fetch("http://there:8000/") == answer()
-    assert asked == ["http://there:8000/status"]
+    assert status.fetch(Remote("http://there:8000/")) == answer()
+    assert asked == ["GET http://there:8000/status"]
 
 
 def test_fetch_names_the_fix_when_something_else_answers(monkeypatch):
     serve(monkeypatch, 404)
     with pytest.raises(PreflightError, match=r"antiphon serve.*--url"):
-        status.fetch("http://there:8000")
+        status.fetch(Remote("http://there:8000"))
 
 
 def test_fetch_names_the_fix_when_nobody_answers():
     with pytest.raises(PreflightError, match=r"no router answers on http://127\.0\.0\.1:9"):
-        status.fetch("http://127.0.0.1:9")
+        status.fetch(Remote("http://127.0.0.1:9"))

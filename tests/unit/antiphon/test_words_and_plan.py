@@ -23,6 +23,15 @@ def test_words_come_in_any_order():
         words.split(["cpu", "cpu-unified"])
 
 
+def test_verbose_lets_router_and_ranks_log_what_happens():
+    def level(*argv: str) -> str:
+        return words.read(cli._parse(argv)).cluster.log_level
+
+    assert level("serve") == "warning"
+    assert level("serve", "-v") == "info"
+    assert level("serve", "-v", "cluster.log_level=debug") == "debug"
+
+
 def test_plan_shows_every_rank_and_reads_no_weights(capsys, tmp_path):
     folder = tmp_path / "big"
     folder.mkdir()

@@ -8,7 +8,7 @@ import socket
 import httpx
 import pytest
 
-from bench.client import Client, Request, connect
+from bench.client import Access, Client, Request, connect
 from bench.config import BenchConfig
 from bench.sse import Lines, error_text
 from core.clock import RealClock, VirtualClock
@@ -111,7 +111,7 @@ def use(script, work, **fields):
         config = BenchConfig(url=fake.url, **fields)
 
         async def main():
-            async with connect(config, RealClock(), "secret") as client:
+            async with connect(config, RealClock(), Access("secret")) as client:
                 await client.find_model()
                 return await work(client)
 
@@ -183,7 +183,7 @@ def unused_url():
 def test_where_nobody_answers_the_operator_is_told():
     async def main(**fields):
         config = BenchConfig(url=unused_url(), **fields)
-        async with connect(config, RealClock(), "") as client:
+        async with connect(config, RealClock(), Access()) as client:
             await client.find_model()
             return await client.send(REQUEST)
 
@@ -205,7 +205,7 @@ def test_an_endpoint_without_models_needs_a_name(listing):
 
 def test_a_wrong_address_is_a_configuration_error():
     async def main():
-        async with connect(BenchConfig(url="http://host:port"), RealClock(), ""):
+        async with connect(BenchConfig(url="http://host:port"), RealClock(), Access()):
             raise AssertionError("unreachable")
 
     with pytest.raises(ConfigError, match="--url http://host:port"):

@@ -44,6 +44,13 @@ def test_cores_are_shared_out_and_nobody_gets_none(cores, threads):
     assert {s.group.threads for s in found} == {threads}
 
 
+def test_every_rank_logs_as_the_cluster_is_told_to():
+    found = specs({"prefill": {}, "decode": {}, "cluster": {"log_level": "info"}})
+    assert {(s.log_level, s.log_format) for s in found} == {("info", "text")}
+    found = specs({"unified": {}, "cluster": {"log_format": "json"}})
+    assert {(s.log_level, s.log_format) for s in found} == {("warning", "json")}
+
+
 def test_configured_threads_stay():
     found = specs({"prefill": {"threads": 5}, "decode": {}})
     assert [s.group.threads for s in found] == [5, 4]

@@ -9,7 +9,7 @@ import pytest
 from cluster import preflight
 from cluster.preflight import MIB, Machine
 from core import presets
-from core.errors import ModelError, PreflightError
+from core.errors import ConfigError, ModelError, PreflightError
 from tests.support import gguf_files
 from worker.architectures import read_spec
 
@@ -191,3 +191,24 @@ def test_every_problem_is_said_at_once(folder):
 def test_a_folder_that_is_no_model_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"config\.json is missing"):
         preflight.check(cpu(), tmp_path, GOOD)
+
+
+# --- keys and TLS ---
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("router.admin_key=env:NOT_SET_ANYWHERE", r"router\.admin_key"),
+        ("router.api_keys=[file:/no/such/file]", r"router\.api_keys\[0\]"),
+    ],
+)
+def test_a_key_that_cannot_be_read_ends_the_start(override, words, folder):
+    with pytest.raises(ConfigError, match=words):
+        preflight.check(cpu(override), folder, GOOD)
+
+
+def test_a_certificate_that_cannot_be_read_ends_the_start(folder):
+    config = cpu("router.tls_cert=/no/such/file", "router.tls_key=/no/such/file")
+    with pytest.raises(ConfigError, match=r"router\.tls_cert"):
+        preflight.check(config, folder, GOOD)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from cluster.dump import Ask
 from cluster.status import StatusBoard
+from core.dump import Busy, RankDump
 from core.errors import RankLost
 from core.metrics import PrometheusSink
-from core.wire import FinishReason, LoadReport, RankStatus, Role
+from core.wire import FinishReason, Incarnation, LoadReport, RankStatus, Role
 from router.replicas import Replicas, Retry
 from router.selftest import SelfTest
 from tests.support.eventually import eventually, run_tidy
@@ -16,14 +18,18 @@ from tests.support.fake_ranks import FakeClient, Fleet
 from tests.support.fake_streams import FakeStreams, chunk
 
 
+async def nobody(life: Incarnation) -> RankDump:
+    raise RankLost("no dump")
+
+
 @asynccontextmanager
-async def board(fleet: Fleet, up: Callable[[Replicas], object]) -> AsyncIterator:
+async def board(fleet: Fleet, up: Callable[[Replicas], object], ask: Ask = nobody) -> AsyncIterator:
     replicas = Replicas(fleet.connect, retry=Retry(first_s=0.0, limit_s=0.0))
     replicas.update(fleet.members)
     await eventually(lambda: up(replicas))
     streams = FakeStreams(lambda _: [chunk(0, 1, 2, finish=FinishReason.LENGTH)])
     selftest = SelfTest(replicas, streams, lambda _: streams)
-    yield StatusBoard("tiny", replicas, selftest, PrometheusSink()), replicas
+    yield StatusBoard("tiny", replicas, selftest, PrometheusSink(), ask), replicas
     await replicas.close()
 
 
@@ -64,6 +70,31 @@ def test_ranks_without_a_session_and_ranks_that_are_lost_meanwhile():
         assert "prefill/0/0" in status["reason"]
         assert [rank["state"] for rank in status["ranks"]] == ["lost", "no session"]
         assert status["ranks"][0]["reason"] == "no answer"
+
+    run_tidy(main)
+
+
+def test_a_rank_that_does_not_answer_is_stuck_when_it_is_in_a_long_step():
+    def busy(for_s: float) -> Busy:
+        return Busy(
+            turn=1, for_s=for_s, lap="launch", step=9,
+            extend_rows=0, decode_rows=1, tokens=1, rids=("r",),
+        )  # fmt: skip
+
+    async def ask(life: Incarnation) -> RankDump:
+        doing = busy(34.0) if life.rank.group == "prefill" else busy(0.2)
+        return RankDump(
+            incarnation=life, pid=1, uptime_s=60.0, busy=doing, stuck_steps=1, steps=(), threads=()
+        )
+
+    async def main() -> None:
+        fleet = a_pair()
+        fleet.down |= {member.incarnation.rank for member in fleet.members}
+        async with board(fleet, lambda _: fleet.attempts >= 2, ask) as (status_board, _):
+            decode, prefill = (await status_board.status())["ranks"]
+        assert decode["state"] == "no session"
+        assert (prefill["state"], prefill["stuck_s"]) == ("stuck", 34.0)
+        assert prefill["reason"].startswith("in 'launch' of step 9 with")
 
     run_tidy(main)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import re
 
@@ -45,3 +46,32 @@ def test_a_second_setup_replaces_the_first(root):
 def test_an_unknown_level_is_refused(root):
     with pytest.raises(ValueError, match="LOUD"):
         log.setup("router", "loud")
+
+
+def test_a_record_of_the_router_names_the_attempt_that_ranks_know(root):
+    stream = io.StringIO()
+    log.setup("router", "info", stream)
+    logging.getLogger("router.live").info("goes", extra={"rid": "r", "attempt": "r.0"})
+    assert "INFO    router rid=r attempt=r.0 router.live: goes" in stream.getvalue()
+
+
+def test_json_is_one_object_a_line_even_with_an_exception(root):
+    stream = io.StringIO()
+    log.setup("decode/0/0", "info", stream, style="json")
+    logger = logging.getLogger("worker.loop")
+    logger.info('say "%s"', "ä\n", extra={"rid": "r1"})
+    try:
+        raise ZeroDivisionError("a defect")
+    except ZeroDivisionError:
+        logger.exception("died")
+    said, died = map(json.loads, stream.getvalue().splitlines())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", said.pop("time"))
+    assert said == {
+        "level": "INFO",
+        "component": "decode/0/0",
+        "rid": "r1",
+        "logger": "worker.loop",
+        "message": 'say "ä\n"',
+    }
+    assert "rid" not in died
+    assert died["exception"].endswith("ZeroDivisionError: a defect")

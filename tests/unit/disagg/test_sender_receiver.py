@@ -21,7 +21,8 @@ from disagg.messages import (
     to_prefill_codec,
 )
 from disagg.receiver import Failed, Ready, Receiver, Released
-from disagg.sender import Closed, Sender
+from disagg.registers import Closed
+from disagg.sender import Sender
 from disagg.transport.base import MemoryRegion
 from disagg.transport.inproc import Fault, Hub, InprocTransport
 

@@ -157,3 +157,23 @@ def test_a_defect_in_a_step_is_reported_and_ends_the_rank(attend, monkeypatch, c
         assert uncaught.get(timeout=SOON_S).exc_type is ZeroDivisionError
     assert "died" in caplog.text
     assert gc.isenabled()
+
+
+def test_the_last_words_name_the_defect_its_requests_and_the_steps_before(
+    attend, monkeypatch, caplog
+):
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    engine = make_unified()
+    attended = attend(engine)
+    with caplog.at_level(logging.CRITICAL):
+        attended.loop.post(Submitted("a", request("good", [1, 2, 3], 2)))
+        for _ in range(2):
+            attended.reports.get(timeout=SOON_S)
+        engine.runner = Broken()
+        attended.loop.post(Submitted("a", request("poison", [1, 2, 3], 4)))
+        assert attended.crashed.wait(SOON_S)
+    (record,) = caplog.records  # before the process is told to end
+    message = record.getMessage()
+    assert "in 'launch' of step 3 with 1 extend + 0 decode rows, 1 tokens of poison" in message
+    assert [line[:2] for line in message.splitlines()[1:]] == ["#1", "#2"]
+    assert record.exc_info[0] is ZeroDivisionError

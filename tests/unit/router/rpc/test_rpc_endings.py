@@ -7,6 +7,7 @@ import asyncio
 import grpc
 import pytest
 
+from router.keys import Keys
 from router.rpc.gen import antiphon_pb2 as pb
 from router.rpc.service import AntiphonService
 from tests.support.doors import make_door
@@ -65,6 +66,9 @@ class Patient:
     def time_remaining(self) -> float:
         return 0.02
 
+    def invocation_metadata(self) -> tuple:
+        return ()
+
     async def write(self, message) -> None:
         self.messages.append(message)
 
@@ -79,7 +83,7 @@ def test_the_front_door_counts_down_as_well_and_says_the_same():
 
     async def main() -> None:
         with pytest.raises(grpc.aio.AbortError, match="deadline"):
-            await AntiphonService(door, list).Generate(asks(n=2), context)
+            await AntiphonService(door, list, Keys()).Generate(asks(n=2), context)
         assert door.running == 0
 
     run_tidy(main)

@@ -59,6 +59,11 @@ def test_ids_of_special_tokens_come_from_the_config():
     assert tokenizer.token_bytes(99_999) == tokenizer.token_bytes(-1) == b""
 
 
+def test_bytes_bound_a_text_from_below_where_there_is_one_for_each(tmp_path):
+    tokenizer = open_hf(sentencepiece_folder(tmp_path))
+    assert tokenizer.least_tokens("x" * 100) == 20  # "<unk>" has the most: five
+
+
 def test_sentencepiece_tokens_are_bytes_too(tmp_path):
     tokenizer = open_hf(sentencepiece_folder(tmp_path))
     hi, you, smile = 260, 261, [3 + b for b in "🙂".encode()]

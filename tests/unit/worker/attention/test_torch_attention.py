@@ -7,7 +7,7 @@ import torch
 
 from tests.support import specs
 from tests.support.steps import Row, make_step, scattered
-from worker.attention import torch_ref
+from worker.attention import mla_form
 from worker.attention.base import LatentUp
 from worker.attention.torch_plan import make_plan
 from worker.attention.torch_ref import TorchAttention
@@ -45,7 +45,7 @@ def test_both_forms_of_mla_agree(mix):
 
 def test_expanding_head_by_head_changes_nothing(monkeypatch):
     whole = mla("expanded", [(30, 50)])
-    monkeypatch.setattr(torch_ref, "EXPANDED_NUMBERS", 1)
+    monkeypatch.setattr(mla_form, "EXPANDED_NUMBERS", 1)
     torch.testing.assert_close(mla("expanded", [(30, 50)]), whole, rtol=0, atol=1e-6)
 
 

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.engines import Bench
+from tests.support.requests import request
 from worker.scheduler.admission import WORTH_WAITING_FOR
-from worker.sequence import NO_ROW
+from worker.scheduler.headroom import (
+    AHEAD_AFTER_RETRACTION,
+    DECAY_STEPS,
+    FIRST_RATIO,
+    LEAST_SHARE,
+    MOST_OUTPUT,
+    Headroom,
+)
+from worker.sequence import NO_ROW, Sequence
 
 
 def numbers(count: int, start: int = 1) -> list[int]:
@@ -15,24 +26,43 @@ def started(rows: list[tuple[str, str, int]]) -> list[str]:
     return [rid for rid, _, _ in rows]
 
 
-def test_running_sequences_keep_headroom_for_their_next_tokens():
-    """Ten pages, four of a prompt, and four more that its output will soon want."""
-    bench = Bench(pages=10, reserve=4)
-    bench.add("a", numbers(4), max_new=8)
-    bench.add("b", numbers(3, 20), max_new=1)
+ALL = 1 / FIRST_RATIO  # conservativeness at which all the output still allowed is kept free
+
+
+def test_running_sequences_and_the_new_one_keep_headroom_for_their_next_tokens():
+    """Eleven pages, four of a prompt, and three more that its output will want."""
+    for prompt, expected in ((3, ["a"]), (2, ["a", "b"])):
+        bench = Bench(pages=11, conservativeness=ALL)
+        bench.add("a", numbers(4), max_new=3)
+        bench.add("b", numbers(prompt, 20), max_new=2)
+        assert started(bench.step()) == expected
+
+
+def test_a_sequence_alone_starts_whatever_it_may_want_later():
+    bench = Bench(pages=10, conservativeness=ALL)
+    bench.add("a", numbers(9), max_new=50)
     assert started(bench.step()) == ["a"]
 
-    bench = Bench(pages=10, reserve=4)
-    bench.add("a", numbers(4), max_new=8)
-    bench.add("b", numbers(2, 20), max_new=1)
-    assert started(bench.step()) == ["a", "b"]
+
+def test_headroom_falls_while_sequences_decode_and_rises_with_a_retraction():
+    headroom = Headroom(conservativeness=1.0)
+    one = Sequence.of(request("a", numbers(4), 50), "router", 100)
+    assert headroom.pages([one]) == 35
+    for _ in range(2 * DECAY_STEPS):
+        headroom.decoded()
+    assert headroom.ratio == pytest.approx(FIRST_RATIO * LEAST_SHARE)
+    assert headroom.pages([one]) == 5
+    for token in range(10):
+        one.append(token)
+    headroom.retracted([one])
+    assert headroom.ratio == pytest.approx((10 + AHEAD_AFTER_RETRACTION) / 51)
+    headroom.decoded()
+    assert headroom.ratio < (10 + AHEAD_AFTER_RETRACTION) / 51
 
 
-def test_headroom_is_never_more_than_what_is_still_to_come():
-    bench = Bench(pages=10, reserve=4)
-    bench.add("a", numbers(4), max_new=1)
-    bench.add("b", numbers(5, 20), max_new=1)
-    assert started(bench.step()) == ["a", "b"]
+def test_very_long_limits_count_as_no_more_than_a_long_answer():
+    one = Sequence.of(request("a", numbers(4), 10 * MOST_OUTPUT), "router", 100)
+    assert Headroom(ALL).pages([one]) == MOST_OUTPUT
 
 
 def test_nobody_overtakes_the_one_at_the_front_who_does_not_fit():

@@ -28,12 +28,12 @@ def test_a_long_prompt_is_computed_in_chunks_and_sampled_once():
 def test_the_plan_of_a_chunk():
     bench = Bench(step_tokens=8)
     sequence = bench.add("a", numbers(12))
-    first = bench.scheduler.next_plan()
+    first = bench.scheduler.next_plan(0.0)
     assert first is not None
     assert first.plan.samples == ()
     bench.absorb(first)
     assert bench.scheduler.uncomputed_tokens == 4
-    second = bench.scheduler.next_plan()
+    second = bench.scheduler.next_plan(0.0)
     assert second is not None
     plan = second.plan
     assert plan.kinds == (RowKind.EXTEND,)
@@ -104,7 +104,7 @@ def test_a_prompt_starts_only_when_decode_rows_leave_budget():
 
 def test_without_work_there_is_no_plan():
     bench = Bench()
-    assert bench.scheduler.next_plan() is None
+    assert bench.scheduler.next_plan(0.0) is None
     assert bench.scheduler.idle
     bench.add("a", [1])
     assert not bench.scheduler.idle
@@ -113,7 +113,7 @@ def test_without_work_there_is_no_plan():
 def test_a_result_that_comes_after_its_sequence_left_is_dropped():
     bench = Bench()
     gone, stays = bench.add("a", [1, 2, 3]), bench.add("b", [4, 5, 6])
-    step = bench.scheduler.next_plan()
+    step = bench.scheduler.next_plan(0.0)
     assert step is not None
     bench.scheduler.retract(gone)
     progress = bench.absorb(step)

@@ -1,0 +1,118 @@
+"""What must be so whatever happened: tokens, pages, rooms, file descriptors, and time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from core.wire import RankId, RankStatus
+from router.rpc.gen import antiphon_pb2 as pb
+from tests.chaos.cluster import RANKS, Cluster
+from tests.chaos.load import Got
+from tests.chaos.phases import legs
+
+REST_S = 30.0
+SPARE_DESCRIPTORS = 2  # a rank may have been opening one as we looked
+
+
+def whole(got: Got, reference: Got) -> str:
+    """The problem of a stream that had to come to its end, or empty."""
+    if got.status != "OK":
+        return f"{got.ask.name} ended with {got.status}: {got.words}"
+    if problem := beginning(got, reference):
+        return problem
+    if any(len(tokens) != got.ask.tokens for tokens in got.tokens):
+        return f"{got.ask.name} brought {list(map(len, got.tokens))} of {got.ask.tokens} tokens"
+    if set(got.finish) != {pb.FINISH_REASON_LENGTH}:
+        return f"{got.ask.name} finished with {got.finish}"
+    usage = (len(got.ask.prompt), got.ask.n * got.ask.tokens)
+    return "" if got.usage == usage else f"{got.ask.name} says usage {got.usage}, not {usage}"
+
+
+def beginning(got: Got, reference: Got) -> str:
+    """The problem of a stream whose tokens so far are not those of the undisturbed run."""
+    for choice, (mine, theirs) in enumerate(zip(got.tokens, reference.tokens, strict=True)):
+        for place, pair in enumerate(zip(mine, theirs, strict=False)):
+            if pair[0] != pair[1]:
+                return (
+                    f"{got.ask.name} choice {choice}: token {place} is {pair[0]}, not {pair[1]}"
+                    f" (of {len(mine)})"
+                )
+        if len(mine) > len(theirs):
+            return f"{got.ask.name} choice {choice}: {len(mine) - len(theirs)} tokens too many"
+    return ""
+
+
+def aborted(got: Got, reference: Got) -> str:
+    """The problem of a stream that was to be aborted by id."""
+    if got.status != "OK" or set(got.finish) != {pb.FINISH_REASON_ABORT}:
+        return f"{got.ask.name} was aborted and ended with {got.status} {got.finish}: {got.words}"
+    return beginning(got, reference)
+
+
+def ended(status: str, got: Got, reference: Got) -> str:
+    """The problem of a stream that was to end with a certain gRPC status."""
+    if got.status != status:
+        return f"{got.ask.name} ended with {got.status} {got.words}, not {status}"
+    return beginning(got, reference)
+
+
+# --- at rest ------------------------------------------------------------------------------------
+
+
+def unrest(statuses: dict[RankId, RankStatus]) -> list[str]:
+    """What keeps the ranks from being at rest."""
+    words = [f"{rank} does not answer" for rank in RANKS if rank not in statuses]
+    for rank, status in statuses.items():
+        pages = status.pages
+        if not status.load.idle:
+            words.append(f"{rank} is not idle: {status.load}")
+        if not pages.whole or pages.owned:
+            words.append(f"{rank} leaks: {pages}")
+        if any(status.handoffs.values()):
+            words.append(f"{rank} has rooms: {status.handoffs}")
+    return words
+
+
+async def rest(cluster: Cluster, timeout_s: float = REST_S) -> str:
+    """Wait until every page is where it belongs; what is not after that time."""
+    words = ["nobody was asked"]
+    try:
+        async with asyncio.timeout(timeout_s):
+            while words := unrest(await cluster.statuses()):
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        return "; ".join(words)
+    return ""
+
+
+async def forgotten(cluster: Cluster, prompt: int, timeout_s: float = REST_S) -> float | None:
+    """Seconds until no rank that answers knows of the request; None where it never was so."""
+    started = cluster.clock.now()
+    try:
+        async with asyncio.timeout(timeout_s):
+            while legs(await cluster.dumps(), prompt):
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        return None
+    return cluster.clock.now() - started
+
+
+@dataclass
+class Descriptors:
+    """File descriptors of every life of a rank, always taken at rest.
+
+    Mooncake never closes what it had open to a peer's engine that is gone: those are allowed.
+    """
+
+    first: dict[str, int] = field(default_factory=dict)
+    last: dict[str, int] = field(default_factory=dict)
+    lost: dict[str, int] = field(default_factory=dict)  # engines that a rank has outlived
+
+    def took(self, now: dict[str, int]) -> None:
+        for life, count in now.items():
+            self.first.setdefault(life, count)
+        self.last = now
+
+    def growth(self) -> dict[str, int]:
+        return {life: count - self.first[life] for life, count in self.last.items()}
