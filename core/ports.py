@@ -56,7 +56,12 @@ class TokenStreams(Protocol):
     """Token ids in, token chunks out: what the front door needs of a dispatcher."""
 
     def stream(
-        self, rid: str, token_ids: Sequence[int], params: SamplingParams, cache_salt: str = ""
+        self,
+        rid: str,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        cache_salt: str = "",
+        priority: int = 0,
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield chunks with strictly rising offsets, none twice; the last one has ``finish``.
 
@@ -64,6 +69,6 @@ class TokenStreams(Protocol):
         ``finish=ERROR`` and an error, never with silence. Raises Unavailable when no complete
         pair of workers is there. Leaving early (aclose, cancellation) aborts every leg.
 
-        Cached KV is shared only by requests of one ``cache_salt``.
+        Cached KV is shared only by requests of one ``cache_salt``. A higher ``priority`` goes first.
         """
         ...

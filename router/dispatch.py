@@ -60,6 +60,7 @@ class _Asked:
 
     params: SamplingParams
     cache_salt: str
+    priority: int
 
 
 @dataclass(slots=True)
@@ -111,10 +112,15 @@ class Dispatcher:
             replicas.when_gone(policy.forget)
 
     async def stream(
-        self, rid: str, token_ids: Sequence[int], params: SamplingParams, cache_salt: str = ""
+        self,
+        rid: str,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        cache_salt: str = "",
+        priority: int = 0,
     ) -> AsyncGenerator[TokenChunk, None]:
         """See core.ports.TokenStreams. Close it (``aclosing``) when leaving early."""
-        asked = _Asked(params, cache_salt)
+        asked = _Asked(params, cache_salt, priority)
         merge = OutputMerge(rid, np.asarray(token_ids, dtype="<i4"))
         search = _Search()
         with self.live.track(rid, merge) as live:
@@ -198,6 +204,7 @@ class Dispatcher:
             params=asked.params,
             route=route,
             cache_salt=asked.cache_salt,
+            priority=asked.priority,
         )
 
     # --- running ------------------------------------------------------------

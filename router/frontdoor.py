@@ -146,7 +146,7 @@ class FrontDoor:
                 params = self._params(request, budgets[p], seed + i, scores=i == 0)
                 choice = self._choice(request, p * request.n + i, ids, reader)
                 rid = _rid(request, choice.index)
-                tokens = partial(self._streams.stream, rid, ids, params, salt)
+                tokens = partial(self._streams.stream, rid, ids, params, salt, request.priority)
                 choices.append(ChoiceStream(choice, tokens, leads=i == 0, lead=lead))
         return TextStream(choices, meter, usage, timeout_s=self._timeout(request))
 

@@ -11,6 +11,7 @@ from router.text.request import (
     DEFAULT_TERMS,
     MAX_BIASES,
     MAX_CHOICES,
+    MAX_PRIORITY,
     MAX_SALT_CHARS,
     MAX_STOP_TOKENS,
     MAX_STOPS,
@@ -57,6 +58,11 @@ def _of_request(request: TextRequest) -> Iterable[_Rule]:
         len(salt) <= MAX_SALT_CHARS,
         "cache_salt",
         f"must have at most {MAX_SALT_CHARS} characters",
+    )
+    yield (
+        abs(request.priority) <= MAX_PRIORITY,
+        "priority",
+        f"must be between {-MAX_PRIORITY} and {MAX_PRIORITY}",
     )
     yield not any("\ud800" <= c <= "\udfff" for c in salt), "cache_salt", "is not valid Unicode"
 

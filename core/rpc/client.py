@@ -95,7 +95,7 @@ class RankClient:
         try:
             async with asyncio.timeout(pace.connect_timeout_s):
                 call = channel.stream_stream(path(SESSION))()
-                info = await _greet(call, incarnation, router_id)
+                info, load = await _greet(call, incarnation, router_id)
         except BaseException as error:
             await channel.close()
             if isinstance(error, TimeoutError):
@@ -103,7 +103,9 @@ class RankClient:
             if isinstance(error, (grpc.RpcError, grpc.aio.BaseError, msgspec.MsgspecError)):
                 raise RankLost(f"{incarnation}: {explain(error)}") from error
             raise
-        return cls(incarnation, info, (channel, call), pace, on_lost)
+        client = cls(incarnation, info, (channel, call), pace, on_lost)
+        client._load = load
+        return client
 
     @property
     def info(self) -> RankInfo:
@@ -211,19 +213,30 @@ async def ask_dump(incarnation: Incarnation, timeout_s: float = 3.0) -> RankDump
     return dump
 
 
-async def _greet(call: Any, incarnation: Incarnation, router_id: str) -> RankInfo:
-    """Hello and Welcome; raises RankLost where another incarnation answers."""
-    await call.write(to_rank_codec().encode(Hello(version=PROTOCOL_VERSION, router=router_id)))
-    frame = await call.read()
-    if frame is grpc.aio.EOF:
-        raise RankLost(f"{incarnation} ended the session at once")
-    welcome = to_router_codec().decode(frame)
-    if not isinstance(welcome, Welcome):
-        raise RankLost(f"{incarnation} did not start with Welcome")
+async def _greet(
+    call: Any, incarnation: Incarnation, router_id: str
+) -> tuple[RankInfo, LoadReport]:
+    """Hello, Welcome, and a first report; raises RankLost where another incarnation answers.
+
+    The report proves that the rank steps: its server says Welcome even while a step hangs.
+    """
+    encode = to_rank_codec().encode
+    await call.write(encode(Hello(version=PROTOCOL_VERSION, router=router_id)))
+    await call.write(encode(Ping()))
+    welcome, report = await _read(call, incarnation), await _read(call, incarnation)
+    if not isinstance(welcome, Welcome) or not isinstance(report, StepReport):
+        raise RankLost(f"{incarnation} did not start with Welcome and a report")
     found = welcome.info.incarnation
     if found.nonce != incarnation.nonce:
         raise RankLost(f"looked for {incarnation} and found {found}")
-    return welcome.info
+    return welcome.info, report.load
+
+
+async def _read(call: Any, incarnation: Incarnation) -> ToRouter:
+    frame = await call.read()
+    if frame is grpc.aio.EOF:
+        raise RankLost(f"{incarnation} ended the session at once")
+    return to_router_codec().decode(frame)
 
 
 class Connector:

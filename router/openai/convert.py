@@ -103,4 +103,5 @@ def _request(
         include_stop=body.include_stop_str_in_output or body.no_stop_trim,
         skip_special=body.skip_special_tokens,
         cache_salt=body.cache_salt or "",
+        priority=body.priority or 0,
     )

@@ -93,6 +93,7 @@ class GenerationBody(BaseModel):
     include_stop_str_in_output: bool = False
     no_stop_trim: bool = False  # the same, under another name
     cache_salt: str | None = None
+    priority: int | None = None
 
 
 class ChatBody(GenerationBody):

@@ -121,6 +121,7 @@ def _request(prompt: Prompt, options: pb.GenerationOptions, timeout_s: float | N
         echo=options.echo,
         timeout_s=timeout_s,
         cache_salt=options.cache_salt,
+        priority=options.priority,
     )
 
 

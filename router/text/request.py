@@ -16,6 +16,7 @@ MAX_BIASES = 1024
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_SALT_CHARS = 256
+MAX_PRIORITY = 1000  # either way from 0
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +45,7 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     echo: bool = False  # give the prompt back with the first event of each choice
     timeout_s: float | None = None  # from arrival; then every choice ends with ABORT
     cache_salt: str = ""  # cached prefixes are shared only where it is the same
+    priority: int = 0  # higher goes first
     caller: str = ""  # who asks (router/keys.py)
 
 

@@ -32,6 +32,7 @@ class Call:
     token_ids: list[int]
     params: SamplingParams
     cache_salt: str = ""
+    priority: int = 0
     closed: bool = False
     closed_early: bool = False
 
@@ -44,9 +45,14 @@ class FakeStreams:
     calls: list[Call] = field(default_factory=list)
 
     async def stream(
-        self, rid: str, token_ids: Sequence[int], params: SamplingParams, cache_salt: str = ""
+        self,
+        rid: str,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        cache_salt: str = "",
+        priority: int = 0,
     ) -> AsyncIterator[TokenChunk]:
-        call = Call(rid, list(token_ids), params, cache_salt)
+        call = Call(rid, list(token_ids), params, cache_salt, priority)
         self.calls.append(call)
         ended = False
         try:

@@ -37,20 +37,19 @@ class PrefillRole:
         total, longest = cache.slots.total, scheduler.limits.context_len
         self._unclaimed_pages = min(total // 2, total - longest)
         self._unclaimed_rows = cache.table.rows // 2
+        self._unclaimed = (0, 0)  # pages and rows taken so, counted by poll and kept by the gate
         scheduler.admission.gate = self._may_start
 
     def _may_start(self, sequence: Sequence) -> bool:
-        """Whether admission may start the sequence now."""
+        """Whether admission may start the sequence now; a yes counts as started."""
         if single_token(sequence) or self._sender.claimed(sequence.room):
             return True
-        unclaimed = [
-            s for s in self._rooms.values() if s.row != NO_ROW and not self._sender.claimed(s.room)
-        ]
-        pages = sum(s.allocated_len for s in unclaimed)
-        return (
-            pages + sequence.length <= self._unclaimed_pages
-            and len(unclaimed) < self._unclaimed_rows
-        )
+        pages, rows = self._unclaimed
+        pages += sequence.length
+        if pages > self._unclaimed_pages or rows >= self._unclaimed_rows:
+            return False
+        self._unclaimed = (pages, rows + 1)
+        return True
 
     def admit(self, sequence: Sequence) -> None:
         if single_token(sequence):
@@ -111,6 +110,9 @@ class PrefillRole:
                     error = StreamError(kind=ErrorKind.UNAVAILABLE, message=closed.message)
                     self._streams.end(sequence, FinishReason.ERROR, error)
             self._release(sequence)
+        started = [s for s in self._rooms.values() if s.row != NO_ROW]
+        unclaimed = [s.allocated_len for s in started if not self._sender.claimed(s.room)]
+        self._unclaimed = (sum(unclaimed), len(unclaimed))
 
     def close(self) -> None:
         self._sender.close()
