@@ -21,7 +21,7 @@ class SelfTest:
     """Ready once a complete set of sessions has answered a request; asked again when it changes.
 
     Two tokens, because the first one comes from the prefill rank and only the second proves that
-    the KV arrived at the decode rank.
+    the KV arrived at the decode rank. A decode rank has every first prompt of a pair sent over.
     """
 
     def __init__(
@@ -79,7 +79,8 @@ class SelfTest:
         try:
             async with asyncio.timeout(self._timeout_s):
                 rid = f"selftest-{secrets.token_hex(4)}"
-                async with aclosing(streams.stream(rid, PROMPT, params)) as chunks:
+                salt = rid  # so that nothing of it is cached, and the KV has to cross
+                async with aclosing(streams.stream(rid, PROMPT, params, salt)) as chunks:
                     async for chunk in chunks:
                         got += len(chunk.token_ids)
                         if chunk.error is not None:

@@ -95,8 +95,16 @@ class FakeClient:
 class Fleet:
     """All fake ranks of a test."""
 
-    def __init__(self, random: Random | None = None, *, stop_after: int | None = None) -> None:
+    def __init__(
+        self,
+        random: Random | None = None,
+        *,
+        stop_after: int | None = None,
+        local: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.random = random or Random(0)
+        self.local = local  # drawn for each request: does the decode rank compute the prompt?
+        self._locals: dict[str, bool] = {}
         self.stop_after = stop_after  # outputs end with STOP after so many tokens
         self.members: list[Member] = []
         self.clients: list[FakeClient] = []  # every session there ever was
@@ -134,7 +142,8 @@ class Fleet:
         """End a session; decode legs that wait for its KV will say so."""
         for leg in [leg for other in self.live for leg in other.legs]:
             route = leg.request.route
-            if not route.unified and route.prefill == client.incarnation and leg.plan:
+            waits = not self._locals.get(leg.request.rid)
+            if not route.unified and route.prefill == client.incarnation and leg.plan and waits:
                 leg.plan[:] = [leg.error(wire.ErrorKind.UNAVAILABLE)]
         client.lose()
 
@@ -149,6 +158,8 @@ class Fleet:
         if stop is not None and stop <= limit:
             end, finish = stop, wire.FinishReason.STOP
         assert start < end, "the output was over already"
+        local = limit - start > 1 and self._locals.setdefault(request.rid, self.local())
+        begin = start + (role is wire.Role.DECODE and not local)
         usage = wire.Usage(prompt_tokens=len(ids), cached_tokens=2)
 
         def chunk(
@@ -160,17 +171,19 @@ class Fleet:
                 token_ids=tuple(token_at(prompt, o) for o in range(first, after)),
                 finish=finish if over else None,
                 last=last or over,
-                usage=usage if first == start + (role is wire.Role.DECODE) else None,
+                usage=usage if first == begin else None,
             )
 
+        if role is wire.Role.PREFILL and local:
+            return [wire.TokenChunk(rid=request.rid, offset=start, last=True)]
         if role is wire.Role.PREFILL:
             return [chunk(start, start + 1, last=True, over=start + 1 == end)]
-        chunks, at = [], start + (role is wire.Role.DECODE)
+        chunks, at = [], begin
         if at == end:
             return [chunk(at, at, last=True)]
         while at < end:
             after = min(end, at + self.random.randint(1, 3))
-            repeated = self.random.randint(0, min(1, at - start))
+            repeated = self.random.randint(0, min(1, at - begin))
             chunks.append(chunk(at - repeated, after, over=after == end))
             at = after
         return chunks

@@ -6,6 +6,8 @@ operations want, so a CPU step reads them in place.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -33,6 +35,10 @@ class RequestTable:
     def give_back(self, row: int) -> None:
         assert row not in self._free, f"row {row} freed twice"
         self._free.append(row)
+
+    def reset(self, taken: Iterable[int]) -> None:
+        """Forget everything: exactly these rows are taken."""
+        self._free = sorted(set(range(self.rows)) - set(taken), reverse=True)
 
     def write(self, row: int, start: int, slots: Int32Array) -> None:
         self.slots[row, start : start + len(slots)] = slots

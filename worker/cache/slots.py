@@ -71,6 +71,12 @@ class SlotAllocator:
         self._ends = np.concatenate([ends[apart], ends[-1:]])
         self._free += len(slots)
 
+    def reset(self, free: Int32Array) -> None:
+        """Forget everything: exactly these slots, in rising order, are free."""
+        self._starts = self._ends = np.empty(0, np.int32)
+        self._free = 0
+        self.release(free)
+
     def check(self) -> None:
         """Raise AssertionError unless the runs are sorted, apart, and add up."""
         assert bool((self._starts < self._ends).all()), "an empty free run"

@@ -85,6 +85,14 @@ class Worker {
     if (task.partial < 0) write(task, total, rows);
   }
 
+  // What a task reads first.
+  void fetch_first(const Task& task) const {
+    const int64_t n = std::min<int64_t>(AHEAD, seen(task, task.last - 1) - task.from * block_);
+    const int64_t* slots =
+        call_.slots + call_.spans[task.sequence].first_key + task.from * block_;
+    for (int64_t i = 0; i < n; ++i) fetch(key(task, slots + i), call_.dim);
+  }
+
   // The second half of a split task: merge its blocks in order.
   void finish(const Task& task, int64_t blocks, float* partials) {
     const int64_t rows = (task.last - task.first) * group_;
@@ -311,7 +319,10 @@ void attend_all(const Attention& call) {
     static thread_local Buffers buffers;
     Worker<T> worker(call, buffers);
 #pragma omp for schedule(dynamic, 1)
-    for (size_t i = 0; i < tasks.runs.size(); ++i) worker.run(tasks.runs[i], partials);
+    for (size_t i = 0; i < tasks.runs.size(); ++i) {
+      if (i + tasks.threads < tasks.runs.size()) worker.fetch_first(tasks.runs[i + tasks.threads]);
+      worker.run(tasks.runs[i], partials);
+    }
 #pragma omp for schedule(dynamic, 1)
     for (size_t i = 0; i < tasks.finishes.size(); ++i)
       worker.finish(tasks.finishes[i], tasks.finishes[i].to, partials);

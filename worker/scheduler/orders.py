@@ -1,7 +1,8 @@
 """Orders of the waiting queue: arrival, longest cached prefix, depth first by subtree weight.
 
-None starves a request: ``PATIENCE_S`` bounds by how much later another one may have come and still
-go first. Priorities, and retracted sequences in front, are the queue's business.
+None starves a request: nobody is overtaken by a request that came more than ``PATIENCE_S`` later, so
+it starts at the latest once all are served that came before it or within that time after it.
+Priorities, and retracted sequences in front, are the queue's business.
 """
 
 from __future__ import annotations
@@ -43,21 +44,23 @@ class LongestPrefix:
     def __init__(self, tree: RadixTree, context_len: int) -> None:
         self._matches = Matches(tree)
         self._token_s = PATIENCE_S / context_len
-        self._queued_s: dict[Sequence, float] = {}
-        self._keys: dict[Sequence, float] = {}
+        self._queued: dict[Sequence, tuple[float, int]] = {}  # since when, and a running number
+        self._keys: dict[Sequence, tuple[float, int]] = {}
+        self._count = 0
         self._order: list[Sequence] = []  # the latest one: sorting again is nearly free
         self._new: list[Sequence] = []
         self._moved: set[Sequence] = set()
 
     def add(self, sequence: Sequence, queued_s: float) -> None:
         self._matches.add(sequence)
-        self._queued_s[sequence] = queued_s
+        self._queued[sequence] = queued_s, self._count
+        self._count += 1
         self._new.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         self._matches.remove(sequence)
         self._moved.discard(sequence)
-        del self._queued_s[sequence]
+        del self._queued[sequence]
         self._keys.pop(sequence, None)
 
     def stale(self, now: float) -> bool:
@@ -68,7 +71,8 @@ class LongestPrefix:
         self._moved.update(self._matches.moved())
         for sequence in self._moved:
             worth = self._token_s * self._matches.length(sequence)
-            self._keys[sequence] = self._queued_s[sequence] - worth
+            queued_s, number = self._queued[sequence]
+            self._keys[sequence] = queued_s - worth, number
         self._moved.clear()
         # One that left and came back may be in both lists.
         known = dict.fromkeys(s for s in (*self._order, *self._new) if s in self._keys)

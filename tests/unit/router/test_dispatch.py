@@ -59,6 +59,46 @@ def test_prefill_work_is_released_at_the_first_token():
     run_tidy(main)
 
 
+def test_a_decode_rank_that_computes_the_prompt_itself_needs_no_prefill_leg():
+    async def main() -> None:
+        async with front(*PAIR, fleet=Fleet(local=lambda: True)) as it:
+            (prefill,) = it.replicas.routable(Role.PREFILL)
+            (decode,) = it.replicas.routable(Role.DECODE)
+            task = asyncio.create_task(it.collect(5))
+            await settle()
+            client = it.fleet.client(Role.DECODE)
+            client.legs[0].release()
+            await settle()
+            assert prefill.outstanding_tokens == 0, "released with the first token"
+            assert decode.outstanding_tokens == 10
+            it.fleet.lose(it.fleet.client(Role.PREFILL))
+            await settle()
+            it.remember()
+            await release_all(it.fleet)
+            chunks = await task
+            assert tokens(chunks) == reference(5)
+            assert chunks[0].usage == Usage(prompt_tokens=5, cached_tokens=2)
+            assert not client.aborted
+
+    run_tidy(main)
+
+
+def test_a_prefill_leg_that_was_not_told_is_aborted_when_the_answer_is_there():
+    async def main() -> None:
+        async with front(*PAIR, fleet=Fleet(local=lambda: True)) as it:
+            task = asyncio.create_task(it.collect(3))
+            await settle()
+            prefill = it.fleet.client(Role.PREFILL)
+            prefill.legs[0].plan[:] = [
+                TokenChunk(rid="r.0", offset=0, token_ids=tuple(reference(1)), last=True)
+            ]
+            await release_all(it.fleet)
+            assert tokens(await task) == reference(3)
+            assert prefill.aborted == ["r.0"]
+
+    run_tidy(main)
+
+
 def test_concurrent_requests_spread():
     async def main() -> None:
         async with front(Role.UNIFIED, Role.UNIFIED) as it:
@@ -257,13 +297,16 @@ def test_a_missing_offset_is_a_defect_not_a_hang():
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
     stop_after=st.none() | st.integers(1, 9),
     losses=st.integers(0, 5),
+    local=st.sampled_from([0.0, 0.5, 1.0]),
 )
-def test_any_order_and_any_losses_give_the_reference(seed, counts, lengths, stop_after, losses):
+def test_any_order_and_any_losses_give_the_reference(
+    seed, counts, lengths, stop_after, losses, local
+):
     roles = [r for role, n in zip((*PAIR, Role.UNIFIED), counts, strict=True) for r in [role] * n]
 
     async def main() -> None:
         random = Random(seed)
-        fleet = Fleet(random, stop_after=stop_after)
+        fleet = Fleet(random, stop_after=stop_after, local=lambda: random.random() < local)
         async with front(*roles, fleet=fleet) as it:
             tasks = [asyncio.create_task(it.collect(n)) for n in lengths]
             left = losses

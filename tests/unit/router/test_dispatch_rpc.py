@@ -12,7 +12,7 @@ from router.dispatch import Dispatcher, DispatchLimits
 from router.policy.round_robin import RoundRobin
 from router.replicas import Member, Replicas
 from tests.support.eventually import eventually, run_tidy
-from tests.support.step_thread import StepThread, serving
+from tests.support.step_thread import StepThread, answer_all, serving
 
 
 def two_tokens_and_no_more(thread: StepThread, event: events.RankEvent) -> None:
@@ -21,6 +21,8 @@ def two_tokens_and_no_more(thread: StepThread, event: events.RankEvent) -> None:
         chunk = wire.TokenChunk(rid=event.request.rid, offset=0, token_ids=(100, 101))
         report = wire.StepReport(chunks=(chunk,), load=wire.LoadReport())
         thread.server.deliver(event.router, report)
+    else:
+        answer_all(thread, event)
 
 
 def go_on(thread: StepThread, event: events.RankEvent) -> None:
@@ -33,6 +35,8 @@ def go_on(thread: StepThread, event: events.RankEvent) -> None:
         chunk = wire.TokenChunk(rid=request.rid, offset=start, token_ids=rest, finish=end)
         report = wire.StepReport(chunks=(chunk,), load=wire.LoadReport())
         thread.server.deliver(event.router, report)
+    else:
+        answer_all(thread, event)
 
 
 def test_a_stream_outlives_its_rank():

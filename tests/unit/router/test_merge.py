@@ -80,3 +80,24 @@ def test_restart_forgets_what_the_lost_attempt_left():
     output.accept(Role.DECODE, chunk(1, 11))
     output.restart()
     assert len(output.accept(Role.PREFILL, chunk(0, 10, last=True))) == 1
+
+
+def test_the_usage_of_a_decode_leg_counts_where_it_computed_the_prompt():
+    output = merge()
+    output.accept(Role.PREFILL, chunk(0, last=True))  # declined: it has computed nothing
+    usage = Usage(prompt_tokens=3, cached_tokens=1)
+    (begin,) = output.accept(Role.DECODE, chunk(0, 10, usage=usage))
+    assert begin.usage == usage
+    assert output.local
+
+
+def test_each_attempt_shows_anew_where_its_prompt_is_computed():
+    output = merge()
+    output.accept(Role.DECODE, chunk(0, 10, 11))
+    assert output.local
+    output.restart()
+    assert not output.local
+    output.accept(Role.DECODE, chunk(3, 13))
+    assert not output.local
+    output.accept(Role.DECODE, chunk(2, 12))
+    assert output.local
