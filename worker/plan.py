@@ -34,7 +34,7 @@ class SampleRow:
     position: int  # of the new token in the request's output: keys the sampling noise
     params: SamplingParams
     prompt: Int32Array = field(default_factory=_none)  # ids so far, for penalties
-    output: Int32Array = field(default_factory=_none)
+    output: Int32Array = field(default_factory=_none)  # but for one that is late
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,9 @@ class StepPlan:
     token_ids: Int32Array  # [T]
     samples: tuple[SampleRow, ...]
     scores: tuple[ScoreRow, ...] = ()
+    # Rows of one token each, still being sampled when the plan was made: the latest sample of the
+    # same row of the request table. ``token_ids`` has -1 there.
+    late: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -81,7 +84,9 @@ Ticket = TypeVar("Ticket")
 class Runner(Protocol[Ticket]):
     """Runs plans: in two halves, so that a caller may prepare the next step meanwhile.
 
-    The rows and pages of a launched plan stay untouched until its ticket is collected.
+    Plans run in the order of their launches, and are collected in it. The pages of a launched plan
+    stay its sequences' until its ticket is collected, and so do the rows; a page that the prefix
+    cache had already may replace one of equal content in a row.
     """
 
     def launch(self, plan: StepPlan) -> Ticket: ...

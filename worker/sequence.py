@@ -9,6 +9,16 @@ Token and memory intervals of a sequence, all in tokens:
 
 ``length - computed_len`` tokens still want a forward pass: many during prefill (or after a
 retraction), exactly one while decoding, because the last sampled token has no KV yet.
+
+What steps in flight do is counted apart, until they are collected:
+
+    computed_len ....... planned_len ....... reach
+    |  ``flying``: KV being written  |  wanted by no step yet: ``remaining``  |
+                               length ...... reach
+                               |  ``pending``: being sampled, not known yet  |
+
+With one step in flight ``pending`` is 0 or 1, and the next step takes a token that is known by its
+row of the request table only (``StepPlan.late``).
 """
 
 from __future__ import annotations
@@ -80,6 +90,8 @@ class Sequence:
     shared_len: int = 0
     computed_len: int = 0
     allocated_len: int = 0
+    flying: int = 0  # tokens computed by steps in flight, after computed_len
+    pending: int = 0  # tokens sampled by steps in flight, after length
     cached_len: int = 0  # of the prompt, found in the cache before the first retraction
     retractions: int = 0
     accounted: bool = False  # its usage was said
@@ -121,9 +133,19 @@ class Sequence:
         return self.tokens[: self.length]
 
     @property
+    def planned_len(self) -> int:
+        """Tokens with KV once the steps in flight are collected."""
+        return self.computed_len + self.flying
+
+    @property
+    def reach(self) -> int:
+        """Length once the steps in flight are collected."""
+        return self.length + self.pending
+
+    @property
     def remaining(self) -> int:
-        """Tokens that still want a forward pass."""
-        return self.length - self.computed_len
+        """Tokens that still want a forward pass, and that no step in flight takes."""
+        return self.length + self.pending - self.computed_len - self.flying
 
     @property
     def output_len(self) -> int:

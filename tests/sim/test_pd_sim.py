@@ -25,13 +25,15 @@ def test_late_writes_and_lost_links_never_reach_another_owners_pages(seed):
 
 
 def test_the_worlds_are_as_bad_as_they_claim():
-    retracted = failed = moved = 0
+    retracted = failed = moved = local = 0
     for seed in range(20):
         world = PdWorld(seed, late=0.15, link_losses=3, aborts=0.2)
         world.run(25)
         retracted += world.decode.scheduler.retractions
         failed += sum(asked.stopped for asked in world.asked.values())
         moved += world.decode.role.kv_bytes[1]
+        local += world.decode.role.transfers().placed.get("local", 0)
     assert retracted
     assert failed
     assert moved
+    assert local

@@ -6,17 +6,36 @@ Who owns the pages of a sequence:
     [shared_len, allocated_len)   the sequence
 
 ``commit`` moves the boundary up to what has been computed; ``release`` gives everything back.
+
+What a sequence gives up while a step in flight uses it is parked: it becomes free when the last
+step that was launched before is collected. So a sequence may leave at any time.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
 from core.wire import Int32Array, PageAccount
-from worker.cache.radix import RadixTree
+from worker.cache.radix import Node, RadixTree
 from worker.cache.request_table import RequestTable
 from worker.cache.slots import SlotAllocator
 from worker.sequence import NO_ROW, Sequence
 
 GROWTH = 16  # slots a decoding sequence takes at once, so that its pages stay consecutive
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Given up by a sequence."""
+
+    slots: Int32Array  # its own
+    node: Node | None = None  # was locked for it
+    row: int = NO_ROW
+    step: int = 0  # the last one that may use them
 
 
 class PrefixCache:
@@ -26,7 +45,24 @@ class PrefixCache:
         self.tree = RadixTree()
         self.slots = SlotAllocator(pages)
         self.table = RequestTable(rows, context_len)
-        self._owned = 0
+        self._owned = 0  # by sequences, or parked
+        self._parked: deque[Given] = deque()
+        self._launched = self._collected = 0  # steps
+
+    def launched(self) -> None:
+        """A step will use rows and pages as they are now."""
+        self._launched += 1
+
+    def collected(self) -> None:
+        """The oldest step in flight is done with them."""
+        self._collected += 1
+        while self._parked and self._parked[0].step <= self._collected:
+            self._free(self._parked.popleft())
+
+    @property
+    def in_flight(self) -> int:
+        """Steps launched and not collected."""
+        return self._launched - self._collected
 
     @property
     def available(self) -> int:
@@ -64,12 +100,12 @@ class PrefixCache:
 
     def grow(self, sequence: Sequence, limit: int) -> bool:
         """Room for one more decode step, with some ahead where pages are plenty."""
-        if sequence.length <= sequence.allocated_len:
+        if sequence.reach <= sequence.allocated_len:
             return True
         ahead = min(sequence.allocated_len + GROWTH, limit)
-        if self.slots.free > 4 * GROWTH and ahead > sequence.length:
+        if self.slots.free > 4 * GROWTH and ahead > sequence.reach:
             return self.extend(sequence, ahead)
-        return self.extend(sequence, sequence.length)
+        return self.extend(sequence, sequence.reach)
 
     def commit(self, sequence: Sequence) -> None:
         """Give the computed pages to the tree, which shares them; keeps them locked.
@@ -85,27 +121,24 @@ class PrefixCache:
         self.tree.lock(node)
         self.tree.unlock(sequence.node)
         twice = own[sequence.shared_len :] != held[sequence.shared_len : upto]
-        self.slots.release(own[sequence.shared_len :][twice])
-        self._owned -= upto - sequence.shared_len
+        self._owned -= int(np.count_nonzero(~twice))
+        self._give(sequence, Given(own[sequence.shared_len :][twice]))
         self.table.write(sequence.row, sequence.shared_len, held[sequence.shared_len : upto])
         sequence.node, sequence.shared_len = node, upto
 
     def release(self, sequence: Sequence) -> None:
-        """Take everything back; what was computed stays cached.
+        """Take everything back; what was computed stays cached. Only when no peer uses the pages.
 
-        Only when no step in flight and no peer uses the pages any more.
+        What a step in flight computes for it is not cached, and its pages are parked.
         """
         if sequence.row == NO_ROW:
             return
         self.commit(sequence)
         own = self.table.read(sequence.row, sequence.shared_len, sequence.allocated_len)
-        self.slots.release(own)
-        self._owned -= len(own)
-        assert sequence.node is not None
-        self.tree.unlock(sequence.node)
-        self.table.give_back(sequence.row)
+        self._give(sequence, Given(own, sequence.node, sequence.row))
         sequence.row, sequence.node = NO_ROW, None
         sequence.shared_len = sequence.computed_len = sequence.allocated_len = 0
+        sequence.flying = sequence.pending = 0
 
     def flush(self) -> int:
         """Evict all that no sequence reads; returns the number of pages freed."""
@@ -123,6 +156,45 @@ class PrefixCache:
         self.slots.check()
         self.tree.check()
         assert self.account().whole, f"pages leaked: {self.account()}"
+
+    def sound(self, *, quiet: bool) -> bool:
+        """Whether every page has a place, and where all is ``quiet`` nobody holds any. O(1)."""
+        if not self.account().whole:
+            return False
+        unlocked = self.tree.evictable == self.tree.tokens
+        return not quiet or (unlocked and not self._owned and self.table.free == self.table.rows)
+
+    def repair(self, sequences: Iterable[Sequence]) -> None:
+        """Count everything afresh, from the tree and from what all live ``sequences`` hold.
+
+        What nobody holds becomes free. For accounts that do not add up, which is a defect.
+        """
+        holding = [s for s in sequences if s.row != NO_ROW]
+        owned = [self.table.read(s.row, s.shared_len, s.allocated_len) for s in holding]
+        owned += [given.slots for given in self._parked]
+        held = np.zeros(self.slots.total, dtype=np.bool_)
+        for slots in (*owned, *(node.slots for node in self.tree.nodes())):
+            held[slots] = True
+        self.slots.reset(np.flatnonzero(~held).astype(np.int32))
+        nodes = [s.node for s in holding] + [given.node for given in self._parked]
+        self.tree.recount(node for node in nodes if node is not None)
+        rows = [s.row for s in holding] + [given.row for given in self._parked]
+        self.table.reset(rows)
+        self._owned = sum(map(len, owned))
+
+    def _give(self, sequence: Sequence, given: Given) -> None:
+        if sequence.flying:
+            self._parked.append(replace(given, step=self._launched))
+        else:
+            self._free(given)
+
+    def _free(self, given: Given) -> None:
+        self.slots.release(given.slots)
+        self._owned -= len(given.slots)
+        if given.node is not None:
+            self.tree.unlock(given.node)
+        if given.row != NO_ROW:
+            self.table.give_back(given.row)
 
     def _allocate(self, count: int) -> Int32Array | None:
         if count > self.slots.free:

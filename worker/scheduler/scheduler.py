@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.wire import TokenLogprob
+from core.wire import Int32Array, TokenLogprob
 from worker.cache.prefix_cache import PrefixCache
 from worker.plan import RowKind, SampleRow, ScoreRow, StepPlan, StepResult
 from worker.scheduler.admission import Admission, Limits
@@ -21,6 +21,9 @@ from worker.scheduler.waiting import ORDERS, WaitingQueue
 from worker.sequence import Sequence, SequenceState
 
 log = logging.getLogger(__name__)
+
+UNKNOWN: Int32Array = np.array([-1], dtype=np.int32)  # a token that is still being sampled
+UNKNOWN.setflags(write=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class Scheduled:
     sequence: Sequence
     kind: RowKind
     take: int  # tokens computed in this step
+    life: int  # the sequence's retractions when it was planned: later ones make the row void
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,12 @@ class Progress:
 
 
 class Scheduler:
-    """Owns the waiting queue and the running set of one rank."""
+    """Owns the waiting queue and the running set of one rank.
+
+    ``next_plan`` may be called while one step is in flight, and again after its ``absorb``. A
+    sequence whose last token is still being sampled is planned all the same; when it turns out to
+    have ended, what the redundant row computed is dropped (one step late, see ``Sequence``).
+    """
 
     def __init__(self, cache: PrefixCache, limits: Limits, schedule: str = "fcfs") -> None:
         """``schedule`` is a name in worker/scheduler/waiting.py."""
@@ -62,6 +71,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.retractions = 0
         self.admission = Admission(cache, limits)
+        self.first_token_only = False  # set by a role whose sequences leave at their first token
 
     def add(self, sequence: Sequence) -> None:
         """A new sequence that owns nothing yet."""
@@ -89,8 +99,13 @@ class Scheduler:
         return sum(s.remaining for s in self.running if s.remaining > 1)
 
     def next_plan(self, now: float) -> Step | None:
-        """The next step, or None when nothing can run. ``now``: seconds of a monotonic clock."""
+        """The next step, or None when nothing can run before the step in flight is collected.
+
+        ``now``: seconds of a monotonic clock.
+        """
         batch = self._decodes()
+        if batch is None:
+            return None
         if batch:
             self.admission.headroom.decoded()
         self.waiting.arrange(now)
@@ -104,26 +119,29 @@ class Scheduler:
             take = min(sequence.remaining, budget)
             if take <= 0:
                 break
-            batch.append(Scheduled(sequence, RowKind.EXTEND, take))
+            batch.append(Scheduled(sequence, RowKind.EXTEND, take, sequence.retractions))
             budget -= take
-        return Step(_plan(batch), tuple(batch)) if batch else None
+        return self._launched(batch) if batch else None
 
     def absorb(self, step: Step, result: StepResult) -> list[Progress]:
         """Book a collected step; may come late. Sequences that left meanwhile are skipped."""
+        self.cache.collected()
         sampled = {row.index: i for i, row in enumerate(step.plan.samples)}
         scored = {row.index: i for i, row in enumerate(step.plan.scores)}
         progress: list[Progress] = []
         for index, part in enumerate(step.batch):
             sequence = part.sequence
-            if sequence.state is not SequenceState.RUNNING:
+            if sequence.state is not SequenceState.RUNNING or sequence.retractions != part.life:
                 continue
             sequence.computed_len += part.take
+            sequence.flying -= part.take
             if (at := scored.get(index)) is not None:
                 sequence.prompt_logprobs.extend(result.scores[at])
             token, logprob = None, None
             if (at := sampled.get(index)) is not None:
                 token, logprob = result.token_ids[at], result.logprobs[at]
                 sequence.append(token)
+                sequence.pending -= 1
             if part.kind is RowKind.EXTEND:
                 self.cache.commit(sequence)
             progress.append(Progress(sequence, part.kind, token, logprob))
@@ -144,17 +162,46 @@ class Scheduler:
         sequence.move(SequenceState.WAITING)
         self.waiting.push_front(sequence)
 
-    def _decodes(self) -> list[Scheduled]:
-        wanting = [s for s in self.running if s.remaining == 1]
+    def _launched(self, batch: list[Scheduled]) -> Step:
+        """The step of this batch, counted as in flight."""
+        plan = _plan(batch)
+        for part in batch:
+            part.sequence.flying += part.take
+        for sample in plan.samples:
+            batch[sample.index].sequence.pending += 1
+        self.cache.launched()
+        return Step(plan, tuple(batch))
+
+    def _decodes(self) -> list[Scheduled] | None:
+        """Decoding rows; None when it takes a retraction to serve them, and a step is in flight.
+
+        Pages of a retracted sequence are of no use before that step is collected.
+        """
+        wanting = [s for s in self.running if s.remaining == 1 and not self._ends(s)]
+        if self.cache.in_flight and not all([self._grow(s) for s in wanting]):
+            return None
         served = [s for s in wanting if self._make_room(s)]
         # Making room for a later one may have retracted an earlier one.
         alive = [s for s in served if s.state is SequenceState.RUNNING]
-        return [Scheduled(s, RowKind.DECODE, 1) for s in alive]
+        return [Scheduled(s, RowKind.DECODE, 1, s.retractions) for s in alive]
+
+    def _ends(self, sequence: Sequence) -> bool:
+        """Whether the token in flight is known to be its last here."""
+        if not sequence.pending:
+            return False
+        return (
+            self.first_token_only
+            or sequence.output_len + sequence.pending >= sequence.params.max_new_tokens
+            or sequence.reach >= self.limits.context_len
+        )
+
+    def _grow(self, sequence: Sequence) -> bool:
+        return self.cache.grow(sequence, len(sequence.tokens) - 1)
 
     def _make_room(self, sequence: Sequence) -> bool:
         """A page for the next token, retracting others, at last itself."""
         while sequence.state is SequenceState.RUNNING:
-            if self.cache.grow(sequence, len(sequence.tokens) - 1):
+            if self._grow(sequence):
                 return True
             self.retract(min(self.running, key=_loss))
         return False
@@ -167,34 +214,42 @@ def _loss(sequence: Sequence) -> tuple[int, int, int]:
 
 def _plan(batch: list[Scheduled]) -> StepPlan:
     starts = [0]
-    pieces, samples, scores = [], [], []
+    pieces, samples, scores, late = [], [], [], []
     for index, part in enumerate(batch):
-        sequence, done = part.sequence, part.sequence.computed_len
-        pieces.append(sequence.tokens[done : done + part.take])
+        sequence, done = part.sequence, part.sequence.planned_len
+        if done < sequence.length:
+            pieces.append(sequence.tokens[done : done + part.take])
+        else:
+            pieces.append(UNKNOWN)
+            late.append(index)
         starts.append(starts[-1] + part.take)
-        if done + part.take == sequence.length:
+        if done + part.take == sequence.reach:
             samples.append(_sample_row(index, sequence))
-        if sequence.unscored:
-            scores.append(_score_row(index, sequence, part.take))
+        if sequence.unscored and (score := _score_row(index, sequence, part.take)) is not None:
+            scores.append(score)
     return StepPlan(
         kinds=tuple(part.kind for part in batch),
         rows=tuple(part.sequence.row for part in batch),
         query_start=tuple(starts),
-        kv_lens=tuple(part.sequence.computed_len + part.take for part in batch),
+        kv_lens=tuple(part.sequence.planned_len + part.take for part in batch),
         token_ids=np.concatenate(pieces),
         samples=tuple(samples),
         scores=tuple(scores),
+        late=tuple(late),
     )
 
 
 def _sample_row(index: int, sequence: Sequence) -> SampleRow:
     cut = sequence.request.prompt_len
     prompt, output = sequence.ids[:cut], sequence.ids[cut:]
-    return SampleRow(index, sequence.output_len, sequence.params, prompt, output)
+    position = sequence.output_len + sequence.pending
+    return SampleRow(index, position, sequence.params, prompt, output)
 
 
-def _score_row(index: int, sequence: Sequence, take: int) -> ScoreRow:
-    """The prompt tokens that follow the ones computed in this step."""
-    done = sequence.computed_len
+def _score_row(index: int, sequence: Sequence, take: int) -> ScoreRow | None:
+    """The prompt tokens that follow the ones computed in this step; None when there are none."""
+    done = sequence.planned_len
     targets = sequence.ids[done + 1 : min(done + take + 1, sequence.request.prompt_len)]
+    if not len(targets):
+        return None
     return ScoreRow(index, targets, sequence.params.prompt_logprobs or 0)

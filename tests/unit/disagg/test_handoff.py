@@ -13,9 +13,12 @@ from disagg.events import (
     Claimed,
     ClaimTimeout,
     Computed,
+    Corrupt,
+    Declined,
     Fail,
     Fence,
     Fenced,
+    KeptHere,
     LastArrived,
     PeerLost,
     QuietHeard,
@@ -26,6 +29,7 @@ from disagg.events import (
     Renewed,
     Reserved,
     SendCancel,
+    SendDeclined,
     SendDone,
     SendQuiet,
     SendRefused,
@@ -39,7 +43,9 @@ BAD = ErrorKind.UNAVAILABLE
 generations = st.integers(1, 3)
 incoming_events = st.one_of(
     st.just(Reserved()),
+    st.just(KeptHere()),
     st.builds(LastArrived, generations, st.just(9)),
+    st.builds(Corrupt, generations, st.just("other bytes")),
     st.just(QuietHeard()),
     st.builds(RefusedHeard, generations, st.just(BAD), st.just("no"), st.booleans()),
     st.just(Fenced()),
@@ -48,6 +54,7 @@ incoming_events = st.one_of(
 )
 outgoing_events = st.one_of(
     st.builds(Claimed, generations, st.integers(0, 3)),
+    st.just(Declined()),
     st.builds(Computed, st.integers(0, 8), st.booleans()),
     st.builds(WriteDone, st.booleans()),
     st.just(Renewed()),
@@ -68,7 +75,7 @@ def drive(machine, *events):
 
 def peer_is_quiet(event):
     match event:
-        case Fenced() | QuietHeard() | LastArrived() | RefusedHeard(quiet=True):
+        case Fenced() | QuietHeard() | LastArrived() | Corrupt() | RefusedHeard(quiet=True):
             return True
     return False
 
@@ -88,6 +95,10 @@ def test_announced_pages_are_released_on_the_peers_word_or_a_fence_alone(events)
                     ended += 1
                 case StartDecoding():
                     assert isinstance(event, LastArrived)
+                    assert not failed
+                    ended += 1
+                case SendDeclined():
+                    assert not announced, "the peer may be writing"
                     assert not failed
                     ended += 1
                 case Fail():
@@ -126,6 +137,18 @@ def test_source_pages_are_released_when_nothing_reads_them(events):
         assert machine.over == ended
 
 
+@given(st.lists(outgoing_events, max_size=8))
+def test_a_room_that_nobody_claimed_ends_with_its_declined(events):
+    machine = drive(Outgoing(), *events)[0]
+    claimed = machine.generation > 0
+    after, actions = machine.on(Declined())
+    if claimed or machine.over:
+        assert (after, actions) == (machine, ())
+    else:
+        assert [type(action) for action in actions] == [ReleasePages]
+        assert after.over
+
+
 @given(st.lists(outgoing_events, max_size=30))
 def test_quiet_is_said_only_when_no_failed_write_can_land(events):
     """A failed write can land until the peer announces again, which it does after a fence."""
@@ -155,6 +178,22 @@ class TestIncoming:
         assert actions == (Announce(1),)
         machine, actions = machine.on(LastArrived(1, 42))
         assert (machine.phase, actions) == (IncomingPhase.READY, (StartDecoding(42),))
+
+    def test_a_prompt_kept_here_is_over_at_once_and_stays_so(self):
+        machine, actions = Incoming().on(KeptHere())
+        assert actions == (SendDeclined(),)
+        assert machine.over
+        for event in (Reserved(), PeerLost("gone"), Fenced(), Aborted(BAD, "left")):
+            assert machine.on(event) == (machine, ())
+
+    def test_announced_pages_cannot_be_kept(self):
+        machine = self.announced()
+        assert machine.on(KeptHere()) == (machine, ())
+
+    def test_corrupt_kv_fails_the_room_and_needs_no_fence(self):
+        machine, actions = drive(self.announced(), Corrupt(1, "other bytes"))
+        assert actions == (Fail(BAD, "other bytes"), Release())
+        assert machine.phase is IncomingPhase.RELEASED
 
     def test_cancel_waits_for_quiet(self):
         machine, actions = drive(self.announced(), Aborted(BAD, "left"))
@@ -201,6 +240,18 @@ class TestOutgoing:
         assert actions == (Write(4, 8),)
         machine, actions = drive(machine, WriteDone(ok=True), Computed(8, last=True))
         assert actions == (SendDone(1), ReleasePages(True, ""))
+
+    def test_a_declined_room_closes_at_once_whatever_is_computed(self):
+        for before in ((), (Computed(4, last=False),), (Computed(8, last=True),)):
+            machine, actions = drive(Outgoing(), *before, Declined())
+            (release,) = actions
+            assert not release.ok
+            assert isinstance(machine.ending, Declined)
+            assert drive(machine, Claimed(1, 0))[1] == ()
+
+    def test_a_claimed_room_is_not_declined_any_more(self):
+        machine = self.claimed()
+        assert machine.on(Declined()) == (machine, ())
 
     def test_a_late_claim_sends_all_that_is_there(self):
         _, actions = drive(Outgoing(), Computed(8, last=True), Claimed(1, 0))

@@ -10,10 +10,12 @@ import pytest
 
 from core.errors import EngineError, RequestError, TransferError
 from core.wire import ErrorKind, pack_ids
+from disagg.checksum import digests
 from disagg.geometry import PageGeometry
 from disagg.messages import (
     Announcement,
     Cancel,
+    Declined,
     Done,
     Quiet,
     Refused,
@@ -71,7 +73,7 @@ class Side:
 
 
 class Prefill(Side):
-    def __init__(self, hub, geometry=GEOMETRY):
+    def __init__(self, hub, geometry=GEOMETRY, check="sample"):
         super().__init__(hub, to_decode_codec().decode)
         self.jobs = Jobs()
         self.wakes = []
@@ -83,6 +85,7 @@ class Prefill(Side):
             lambda: self.wakes.append(1),
             10.0,
             self.jobs.submit,
+            check,
         )
         self.encode = to_prefill_codec().encode
 
@@ -243,6 +246,66 @@ class TestSender:
         (closed,) = prefill.sender.poll(0.0)
         assert not closed.ok
 
+    def test_a_declined_room_closes_without_a_word(self, prefill):
+        prefill.sender.open(1, "r", 4)
+        prefill.sender.push(1, SLOTS[:2])
+        prefill.hear(Declined(room=1))
+        (closed,) = prefill.sender.poll(0.0)
+        assert (closed.ok, closed.declined) == (False, True)
+        assert prefill.take() == []
+        assert prefill.sender.report().failed == {}
+
+    def test_a_room_declined_before_its_request_closes_the_later_open(self, prefill):
+        prefill.hear(Declined(room=1))
+        prefill.sender.open(1, "r", 4)
+        (closed,) = prefill.sender.poll(0.0)
+        assert closed.declined
+        assert prefill.sender.counts() == {}
+
+    def test_the_last_write_brings_checksums_of_all_that_crossed(self, hub, decode):
+        prefill = Prefill(hub, check="all")
+        prefill.sender.open(1, "r", 4)
+        prefill.hear(announcement(decode, held=1, pages=SLOTS[1:]))
+        prefill.memory[:4] = 7
+        prefill.sender.push(1, SLOTS[:2])
+        prefill.run()
+        prefill.sender.push(1, SLOTS)
+        prefill.sender.finish(1, 5)
+        prefill.run()
+        (done,) = prefill.take()
+        assert done.checksums == digests(GEOMETRY, decode.bases, SLOTS[1:], 1) != ()
+
+    def test_one_room_in_64_is_checked(self, prefill, decode):
+        checked = []
+        for room in range(1, 129):
+            prefill.sender.open(room, "r", 4)
+            prefill.hear(announcement(decode, room=room))
+            prefill.sender.push(room, SLOTS)
+            prefill.sender.finish(room, 5)
+            prefill.run()
+            (done,) = prefill.take()
+            checked += [room] * bool(done.checksums)
+        assert checked == [64, 128]
+        assert prefill.sender.report().checked == 2
+
+    def test_a_report_counts_what_happened(self, prefill, decode):
+        prefill.sender.open(1, "r", 4)
+        prefill.hear(announcement(decode, held=1, pages=SLOTS[1:]))
+        prefill.sender.push(1, SLOTS)
+        assert prefill.sender.report().held_pages == 4
+        prefill.sender.finish(1, 5)
+        prefill.run()
+        prefill.sender.open(2, "r", 4)
+        prefill.sender.abort(2, ErrorKind.INVALID, "too long")
+        report = prefill.sender.report()
+        assert (report.prompt_tokens, report.delta_tokens, report.moved_bytes) == (4, 3, 24)
+        assert report.failed == {"aborted": 1}
+        assert {name: times.count for name, times in report.phases.items()} == {
+            "claim": 1,
+            "send": 1,
+        }
+        assert report.held_pages == 0
+
     def test_a_second_claimant_is_refused(self, prefill, decode):
         prefill.sender.open(1, "r", 4)
         prefill.hear(announcement(decode))
@@ -366,6 +429,45 @@ class TestReceiver:
         decode.receiver.cancel(1, "late")
         decode.receiver.on_peer_lost("p")
         assert decode.receiver.poll() == []
+
+    def test_a_declined_room_is_told_and_forgotten(self, decode):
+        decode.receiver.decline(1, "r", "p")
+        assert decode.out == [("p", Declined(room=1))]
+        assert decode.receiver.counts() == {}
+        assert decode.receiver.poll() == []
+
+    def test_kv_that_is_not_what_was_sent_fails_the_room(self, decode, caplog):
+        decode.receiver.announce(1, "r", "p", 0, SLOTS)
+        right = digests(GEOMETRY, decode.bases, SLOTS, 1)
+        decode.memory[2] = 1  # after the sender summed
+        here = digests(GEOMETRY, decode.bases, SLOTS, 1)
+        decode.hear(Done(room=1, generation=1, first_token=4, checksums=right))
+        failed, released = decode.receiver.poll()
+        assert failed.kind is ErrorKind.UNAVAILABLE
+        for value in (*right, *here):
+            assert f"{value:016x}" in failed.message
+            assert f"{value:016x}" in caplog.text
+        assert released == Released(1)
+        assert decode.receiver.report().failed == {"checksum": 1}
+
+    def test_checksums_that_agree_are_counted(self, decode):
+        decode.receiver.announce(1, "r", "p", 0, SLOTS)
+        right = digests(GEOMETRY, decode.bases, SLOTS, 1)
+        decode.hear(Done(room=1, generation=1, first_token=4, checksums=right))
+        assert decode.receiver.poll() == [Ready(1, 4)]
+        report = decode.receiver.report()
+        assert report.checked == 1
+        assert report.phases["check"].count == report.phases["ready"].count == 1
+
+    def test_a_report_counts_fences_and_what_was_announced_again(self, decode):
+        decode.receiver.announce(1, "r", "p", 2, SLOTS)
+        decode.receiver.announce(2, "r", "other", 0, SLOTS)
+        assert decode.receiver.report().held_pages == 8
+        decode.receiver.on_peer_lost("p")
+        decode.receiver.poll()
+        report = decode.receiver.report()
+        assert (report.fences, report.retries, report.failed) == (1, 1, {"peer_lost": 1})
+        assert (report.prompt_tokens, report.delta_tokens, report.held_pages) == (10, 8, 4)
 
     def test_a_live_room_is_not_announced_twice(self, decode):
         decode.receiver.announce(1, "r", "p", 0, SLOTS)

@@ -142,6 +142,102 @@ def test_an_abort_before_the_kv_came_gives_the_pages_back(pair):
     everything_is_back(pair)
 
 
+@pytest.fixture
+def local():
+    """A pair that has handed over once; from now on the decode rank computes up to 8 tokens."""
+    pair = CalmPair(local=8)
+    pair.send(pair.ask("first", [40, 41], 2, room=99))
+    pair.settle()
+    assert pair.decode.role.transfers().placed == {"remote_first": 1}
+    return pair
+
+
+def test_a_short_remainder_is_computed_by_the_decode_rank(local):
+    before = local.prefill.role.kv_bytes
+    local.send(local.ask("r", PROMPT, 4, room=1), local.decode)
+    local.step(local.decode, 20)
+    said = local.of("decode", "r")
+    tokens = generate(PROMPT, 4)
+    assert [(c.offset, *c.token_ids) for c in said] == list(enumerate(tokens))
+    assert said[0].usage == Usage(prompt_tokens=5, cached_tokens=0)
+    assert said[-1].finish is FinishReason.LENGTH
+    while local.to_prefill:
+        local._hear()
+    local.send(local.ask("r", PROMPT, 4, room=1), local.prefill)
+    local.settle()
+    (left,) = local.of("prefill", "r")
+    assert (left.token_ids, left.finish, left.last, left.usage) == ((), None, True, None)
+    assert local.prefill.role.kv_bytes == before
+    assert local.decode.role.transfers().placed == {"remote_first": 1, "local": 1}
+    everything_is_back(local)
+
+
+def test_a_declined_prompt_is_dropped_while_it_is_computed(local):
+    wanted = local.ask("r", list(range(30)), 4, room=1)
+    local.send(local.ask("warm", list(range(25)), 2, room=2))
+    local.settle()
+    local.prefill.scheduler.cache.flush()
+    local.send(wanted, local.prefill)
+    local.step(local.prefill)
+    assert local.prefill.streams.find("r").state is SequenceState.RUNNING
+    local.send(wanted, local.decode)
+    local.step(local.decode)
+    while local.to_prefill:
+        local._hear()
+    local.step(local.prefill)
+    assert local.prefill.streams.find("r") is None
+    (left,) = local.of("prefill", "r")
+    assert (left.token_ids, left.last, left.error) == ((), True, None)
+    local.settle()
+    assert local.asked["r"].output == generate(list(range(30)), 4)
+    assert local.of("decode", "r")[0].usage == Usage(prompt_tokens=30, cached_tokens=25)
+    everything_is_back(local)
+
+
+def test_a_prompt_that_is_wholly_held_computes_its_last_token_again(local):
+    for n, rid in enumerate(("one", "two"), 1):
+        local.send(local.ask(rid, PROMPT, 3, room=n))
+        local.settle()
+        assert local.asked[rid].output == generate(PROMPT, 3)
+    assert local.of("decode", "two")[0].usage == Usage(prompt_tokens=5, cached_tokens=4)
+    everything_is_back(local)
+
+
+def test_a_long_prompt_crosses_and_a_new_link_is_proven_anew(local):
+    local.send(local.ask("long", list(range(20, 30)), 3, room=1))
+    local.settle()
+    local.break_link()
+    local.send(local.ask("short", [9, 8], 3, room=2))
+    local.settle()
+    assert local.asked["short"].output == generate([9, 8], 3)
+    placed = local.decode.role.transfers().placed
+    assert placed == {"remote_first": 2, "remote_long": 1}
+    everything_is_back(local)
+
+
+def test_an_abort_of_what_is_computed_here_gives_the_pages_back(local):
+    local.send(local.ask("r", PROMPT, 9, room=1))
+    local.step(local.decode, 2)
+    local.decode.handle(Aborted("a", "r"))
+    local.prefill.handle(Aborted("a", "r"))
+    local.settle()
+    everything_is_back(local)
+
+
+def test_scores_of_a_prompt_that_is_computed_here_come_with_the_first_token(local):
+    wanted = local.ask("r", PROMPT, 3, room=1, prompt_logprobs=0)
+    local.send(wanted, local.decode)
+    local.step(local.decode)
+    while local.to_prefill:
+        local._hear()
+    local.send(wanted, local.prefill)
+    local.settle()
+    first, *rest = local.of("decode", "r")
+    assert len(first.prompt_logprobs) == len(PROMPT) - 1
+    assert not any(chunk.prompt_logprobs for chunk in rest)
+    assert not any(chunk.prompt_logprobs for chunk in local.of("prefill", "r"))
+
+
 @pytest.mark.parametrize("leg", ["prefill", "decode"])
 def test_a_message_that_cannot_be_read_costs_the_link_and_not_the_rank(pair, leg, caplog):
     dropped: list[str] = []
