@@ -8,12 +8,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FOLDERS := antiphon router cluster worker disagg core bench tests
 
-.PHONY: help setup model serve test check lint types imports unit slow cluster proto fix clean
+.PHONY: help setup model serve test check lint types imports unit slow cluster chaos soak proto fix clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-setup: $(STAMP) system  ## .venv with all packages, and the system library of Mooncake
+setup: $(STAMP) system kernels  ## .venv with all packages, the CPU kernels, and the system library of Mooncake
 
 # The index decides which torch comes; the extra pins it, in the same call as everything that
 # depends on it, so that no other one is pulled. --group needs pip 25.1.
@@ -34,6 +34,12 @@ system:
 	else \
 	  echo 'Mooncake needs a system library. Run:  sudo apt-get install -y libibverbs1' >&2; exit 1; \
 	fi
+
+# Without a C++ compiler everything works, on plain torch.
+.PHONY: kernels
+kernels: $(STAMP)
+	@$(BIN)/python -m worker.kernels.build || \
+	  echo 'The CPU kernels were not built: serving will use plain torch, several times slower.' >&2
 
 model: setup  ## the default model, converted once into the cache
 	@$(BIN)/antiphon model fetch
@@ -63,6 +69,12 @@ slow: model  ## tests that take longer, in one process
 
 cluster: model  ## tests that start processes, Ray or Mooncake
 	$(BIN)/python -m pytest -q -m cluster
+
+chaos: $(STAMP)  ## failures in a drawn order under load, 15 minutes (ARGS="--minutes 60 --seed 7")
+	$(BIN)/python -m tests.chaos $(ARGS)
+
+soak: $(STAMP)  ## a million handoffs in virtual time (ARGS="--handoffs 10000 --seed 7")
+	$(BIN)/python -m tests.sim.handoff_soak $(ARGS)
 
 proto: $(STAMP)  ## the code of router/rpc/gen, from antiphon.proto
 	$(BIN)/python -m router.rpc.generate

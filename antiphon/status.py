@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from antiphon.remote import Json, Remote
 
 COLUMNS = (
@@ -21,7 +23,20 @@ def render(status: Json) -> str:
     rows = [COLUMNS, *(_row(rank) for rank in status["ranks"])]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join([f"{status['model']}: {state}", "", *(line.rstrip() for line in lines)])
+    head = [f"{status['model']}: {state}", status["serving"], *_prompts(status["ranks"])]
+    return "\n".join([*head, "", *(line.rstrip() for line in lines)])
+
+
+def _prompts(ranks: list[Json]) -> list[str]:
+    """Where prompts were computed, of all decode ranks together; nothing where none was."""
+    placed: Counter[str] = Counter()
+    for rank in ranks:
+        placed.update((rank.get("transfers") or {}).get("placed", {}))
+    if not placed:
+        return []
+    local = placed.pop("local", 0)
+    why = ", ".join(f"{name.removeprefix('remote_')} {count}" for name, count in placed.items())
+    return [f"prompts: {placed.total()} handed over ({why}), {local} computed by decode ranks"]
 
 
 def _row(rank: Json) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 # extra in pyproject.toml -> modules that show that it is installed
 EXTRAS = {
-    "cpu": ("torch", "numpy", "safetensors", "mooncake"),
+    "cpu": ("torch", "numpy", "safetensors", "mooncake", "xxhash"),
     "serve": (
         "fastapi",
         "uvicorn",

@@ -75,7 +75,8 @@ async def router(settings: RouterConfig, model: ServedModel, folder: Path) -> As
         once = DispatchLimits(reroute_wait_s=limits.reroute_wait_s, max_reroutes=0)
         return Dispatcher(routes, turns.prefill, turns.decode, limits=once)
 
-    selftest = SelfTest(replicas, dispatcher, through)
+    # without reroutes: one that each time brought a token before it failed would pass
+    selftest = SelfTest(replicas, through(replicas), through)
     board = StatusBoard(model.name, replicas, selftest, sink)
     services = HttpServices(
         door=door,

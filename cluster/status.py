@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,9 +11,11 @@ import msgspec
 from cluster.dump import Ask
 from core.dump import format_busy
 from core.errors import RankLost
+from core.handoff_metrics import HandoffCollector
 from core.metrics import PrometheusSink, forget_rank, record_load
 from core.rpc.client import ask_dump
-from core.wire import RankId, Role
+from core.wire import RankId, RankInfo, Role
+from router.readiness import Readiness
 from router.replicas import Member, Replica, Replicas
 from router.selftest import SelfTest
 
@@ -41,15 +44,19 @@ class StatusBoard:
         self._sink = sink
         self._ask = ask
         self._shown: set[tuple[RankId, Role]] = set()
+        self._handoffs = HandoffCollector()
+        sink.add(self._handoffs)
 
     async def status(self) -> Json:
         """Readiness, and every announced rank with its load, pages and transfers."""
         asked = (self._rank(m, r) for m, r in self._replicas.members())
         readiness, ranks = await asyncio.gather(self._selftest.ready(), asyncio.gather(*asked))
+        infos = [replica.client.info for _, replica in self._replicas.members() if replica]
         return {
             "model": self._model,
             "ready": readiness.ready,
             "reason": readiness.reason,
+            "serving": serving(infos, readiness),
             "ranks": sorted(ranks, key=lambda rank: str(rank["rank"])),
         }
 
@@ -60,6 +67,8 @@ class StatusBoard:
             forget_rank(self._sink, rank, role)
         for (rank, role), replica in live.items():
             record_load(self._sink, rank, role, replica.load)
+        reports = {key: replica.client.transfers for key, replica in live.items()}
+        self._handoffs.show({key: report for key, report in reports.items() if report})
         self._shown = set(live)
         return self._sink.render()
 
@@ -83,3 +92,20 @@ class StatusBoard:
         if busy is None or busy.for_s < STUCK_S:
             return {}
         return {"state": "stuck", "stuck_s": busy.for_s, "reason": format_busy(busy)}
+
+
+def serving(infos: Sequence[RankInfo], readiness: Readiness) -> str:
+    """How requests are served now, and where prefill and decode are apart, whether KV crosses.
+
+    A ready router has seen it cross: in the self-test of each new pair.
+    """
+    roles = {info.role for info in infos}
+    if Role.UNIFIED in roles:
+        return "unified: each rank reads prompts and writes answers"
+    if not {Role.PREFILL, Role.DECODE} <= roles:
+        missing = sorted({Role.PREFILL.value, Role.DECODE.value} - {role.value for role in roles})
+        return f"prefill/decode, not in effect: no {' and no '.join(missing)} rank is there"
+    if not readiness.ready:
+        return f"prefill/decode, not in effect: {readiness.reason}"
+    ways = sorted({info.transport for info in infos if info.transport})
+    return f"prefill/decode over {' and '.join(ways)}"

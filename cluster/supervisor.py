@@ -211,6 +211,7 @@ class Supervisor:
 
     async def _test(self, rank: RankId) -> None:
         if problem := await self._hooks.test(rank):
+            self._forget(rank)  # it ends by our hand: nobody is to report that as a crash
             await self._launcher.stop(rank)
             self._crashed(rank, problem)
         else:

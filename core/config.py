@@ -46,6 +46,7 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kv_memory_mib: int = 1024  # of each rank's KV pool, where kv_tokens is 0
     max_running: int = 64  # sequences in one step
     step_tokens: int = 512  # tokens in one step: the size of a prefill chunk
+    overlap: bool = False  # prepare a step while the one before runs; of no use on a CPU
     schedule: Literal["fcfs", "lpm", "dfs_weight"] = "fcfs"  # who starts first, within a priority
     conservativeness: float = 1.0  # scales the pages kept free for output; more retracts less
     watchdog_s: float = 30.0  # a longer step is logged with its thread's stack; 0: never
@@ -67,10 +68,8 @@ class DisaggConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     transport: Literal["mooncake"] = "mooncake"  # a name in disagg/transport/base.py
     protocol: Literal["tcp", "rdma"] = "tcp"  # of Mooncake
     device: str = ""  # the RDMA device; empty for TCP
-    local_prefill: Literal["auto", "off"] | int = "auto"  # remainders decode ranks compute: tokens
-    checksum: Literal["off", "sample", "all"] = (
-        "sample"  # of KV that crossed; sample: 1 in 64 rooms
-    )
+    local_prefill: Literal["auto", "off"] | int = "auto"  # tokens decode ranks compute
+    checksum: Literal["off", "sample", "all"] = "sample"  # of sent KV; sample: 1 in 64 rooms
     claim_timeout_s: float = 60.0  # prefill gives up on a room that no decode rank claimed
     peer_timeout_s: float = 8.0  # a silent peer is lost after this
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.registry import Collector
 
 from core.wire import LoadReport, RankId, Role
 
@@ -202,6 +203,10 @@ class PrometheusSink:
             **self._counters, **self._gauges, **self._histograms,
         }  # fmt: skip
         parents[metric].remove_by_labels(dict(zip(metric.labels, labels, strict=True)))
+
+    def add(self, collector: Collector) -> None:
+        """Show also what ``collector`` brings at each scrape."""
+        self._registry.register(collector)
 
     def render(self) -> bytes:
         """The page Prometheus scrapes, of type ``CONTENT_TYPE``."""

@@ -69,6 +69,7 @@ class TokenStreams(Protocol):
         ``finish=ERROR`` and an error, never with silence. Raises Unavailable when no complete
         pair of workers is there. Leaving early (aclose, cancellation) aborts every leg.
 
-        Cached KV is shared only by requests of one ``cache_salt``. A higher ``priority`` goes first.
+        Cached KV is shared only by requests of one ``cache_salt``. A higher ``priority`` goes
+        first.
         """
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,20 @@ import yaml
 
 from core import config
 from core.errors import ConfigError
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with the booleans of version 1.2: ``off``, ``on``, ``no`` and ``yes`` are words."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - the name is the base's
+        first: [(tag, found) for tag, found in listed if tag != "tag:yaml.org,2002:bool"]
+        for first, listed in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
 
 
 def names() -> tuple[str, ...]:
@@ -41,12 +56,21 @@ def _text(preset: str) -> str:
 
 def _parse(text: str, source: str) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(text)
+        tree = _plain(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is not valid YAML: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{source} must be a mapping at the top level")
     return tree
+
+
+def _plain(text: str) -> Any:  # opaque: parsed YAML
+    """What yaml.safe_load gives, by our loader."""
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:
@@ -66,6 +90,6 @@ def _apply(tree: dict[str, Any], override: str) -> None:
             raise ConfigError(f"override {path!r}: {key} is a value, not a section")
         node = child
     try:
-        node[leaf] = yaml.safe_load(value)
+        node[leaf] = _plain(value)
     except yaml.YAMLError:
         raise ConfigError(f"override {path!r}: the value is not valid YAML") from None

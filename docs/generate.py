@@ -2,7 +2,8 @@
 
 ``reference/configuration.md`` comes from core/config.py: keys, types and defaults from the classes'
 source, meanings from their comments, rules from their checks. ``reference/metrics.md`` comes from
-the table in core/metrics.py. A style test fails when a page is not what this script would write.
+the tables in core/metrics.py and core/handoff_metrics.py. A style test fails when a page is not
+what this script would write.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from importlib import resources
 from pathlib import Path
 
 from core import config, metrics, presets
+from core.handoff_metrics import HANDOFF_METRICS
 from core.metrics import Kind, Metric
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
@@ -52,11 +54,12 @@ a router; and those that `router.api_keys` and `router.admin_key` name. Librarie
 _METRICS_HEAD = """\
 # Metrics
 
-<!-- Written by docs/generate.py from core/metrics.py. Change that file, then run
-     `python -m docs.generate`. -->
+<!-- Written by docs/generate.py from core/metrics.py and core/handoff_metrics.py. Change those
+     files, then run `python -m docs.generate`. -->
 
-The router shows every metric on `GET /metrics`, in the text format of Prometheus. The table they
-are declared in is [core/metrics.py](../../core/metrics.py); nothing else can be emitted. Metrics of
+The router shows every metric on `GET /metrics`, in the text format of Prometheus. The tables they
+are declared in are [core/metrics.py](../../core/metrics.py) and, for handoffs,
+[core/handoff_metrics.py](../../core/handoff_metrics.py); nothing else can be emitted. Metrics of
 ranks are what each rank said of itself in its latest report to this router; a rank without a
 session is not shown, and a restarted rank starts from zero.
 """
@@ -172,6 +175,8 @@ def _type(annotation: ast.expr) -> str:
         values = annotation.slice
         words = values.elts if isinstance(values, ast.Tuple) else [values]
         return " or ".join(ast.unparse(word).replace("'", '"') for word in words)
+    if isinstance(annotation, ast.BinOp) and "Literal" in ast.unparse(annotation.left):
+        return f"{_type(annotation.left)} or {_type(annotation.right)}"
     return ast.unparse(annotation)
 
 
@@ -198,10 +203,11 @@ def _key_table(keys: Sequence[Key]) -> str:
 
 
 def metrics_page() -> str:
-    """The page about every line of the table."""
-    of_ranks = [m for m in metrics.METRICS if "rank" in m.labels]
-    of_router = [m for m in metrics.METRICS if "rank" not in m.labels]
-    histograms = [m for m in metrics.METRICS if m.kind is Kind.HISTOGRAM]
+    """The page about every line of both tables."""
+    shown = (*metrics.METRICS, *HANDOFF_METRICS)
+    of_ranks = [m for m in shown if "rank" in m.labels]
+    of_router = [m for m in shown if "rank" not in m.labels]
+    histograms = [m for m in shown if m.kind is Kind.HISTOGRAM]
     buckets = [(f"`{_shown(m)}`", ", ".join(f"{b:g}" for b in m.buckets)) for m in histograms]
     return "\n".join(
         (

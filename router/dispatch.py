@@ -249,9 +249,8 @@ class Dispatcher:
         if merge.produced >= params.max_new_tokens:
             return merge.stop(FinishReason.LENGTH)
         if search.reroutes >= self._limits.max_reroutes:
-            return merge.fail(
-                ErrorKind.UNAVAILABLE, f"gave up after {search.reroutes} reroutes: {search.reason}"
-            )
+            tried = f"gave up after {search.reroutes} reroutes: " if search.reroutes else ""
+            return merge.fail(ErrorKind.UNAVAILABLE, tried + search.reason)
         log.warning(
             "routing again after %d tokens: %s", merge.produced, search.reason, extra={"rid": rid}
         )

@@ -10,6 +10,7 @@ install_import_hook(
     [
         "worker.attention",
         "worker.cache.kv_pool",
+        "worker.kernels.ops",
         "worker.layers",
         "worker.models",
         "worker.moe",

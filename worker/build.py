@@ -110,9 +110,9 @@ def build(
             receiver = Receiver(link, geometry, bases, wiring.send)
             local = LocalPrefill(spec.disagg.local_prefill, spec.group.step_tokens)
             role = DecodeRole(scheduler, streams, receiver, wiring.dial, eos, local)
-    engine = Engine(
-        role, scheduler, ModelRunner(model, pool, cache.table, eos), streams, wiring.drop
-    )
+    runner = ModelRunner(model, pool, cache.table, eos)
+    engine = Engine(role, scheduler, runner, streams, wiring.drop)
+    engine.overlap, engine.strict = spec.group.overlap, False
     return Built(engine, pool.bytes_per_token, link)
 
 

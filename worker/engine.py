@@ -33,7 +33,7 @@ from core.wire import (
 from worker.plan import Runner
 from worker.recorder import Facts, Recorder
 from worker.roles.base import Role
-from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.scheduler import Scheduler, Step
 from worker.sequence import Sequence, SequenceState
 from worker.streams import Streams
 
@@ -42,9 +42,22 @@ log = logging.getLogger(__name__)
 ENDED = frozenset({SequenceState.CLOSING, SequenceState.FINISHED})
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A launched step that is not yet collected."""
+
+    step: Step
+    ticket: Any  # opaque: the runner's
+    launched_s: float
+
+
 @dataclass(slots=True)
 class Engine:
-    """One rank's requests from arrival to the last page. Owned by one thread."""
+    """One rank's requests from arrival to the last page. Owned by one thread.
+
+    With ``overlap`` a step stays in flight from one ``step`` to the next, which plans and launches
+    its successor before it collects it: no more than one between two calls, two within.
+    """
 
     role: Role
     scheduler: Scheduler
@@ -54,6 +67,11 @@ class Engine:
     recorder: Recorder = field(default_factory=lambda: Recorder(RealClock()))
     steps: int = 0
     stuck_steps: int = 0  # counted by the watchdog
+    overlap: bool = False
+    strict: bool = True  # whether pages that do not add up raise AssertionError; else repaired
+    page_repairs: int = 0
+    _flight: Flight | None = None
+    _collected_s: float = 0.0
     _pinged: set[str] = field(default_factory=set)
     _stuck: bool = False  # the last step found nothing to run, and no event came since
 
@@ -87,27 +105,50 @@ class Engine:
             self.drop_peer(peer)  # PeerLost follows
 
     def step(self, now: float) -> dict[str, StepReport]:
-        """Run one step if anything can run; what is to be said to each router."""
+        """Run one step if anything can run; what is to be said to each router.
+
+        With overlap, what is said is of the step before.
+        """
         lap = self.recorder.lap
         lap("poll")
         self.role.poll(now)
         lap("plan")
         step = self.scheduler.next_plan(now)
-        self._stuck = step is None
+        launched = None
         if step is not None:
             self.recorder.planned(self.steps + 1, step)
             lap("launch")
             began = self.recorder.clock.now()
-            ticket = self.runner.launch(step.plan)
+            launched = Flight(step, self.runner.launch(step.plan), began)
             self.steps += 1
-            lap("collect")
-            result = self.runner.collect(ticket)
-            self.role.stepped(step, self.recorder.clock.now() - began)
-            lap("absorb")
-            for progress in self.scheduler.absorb(step, result):
-                self.role.advance(progress)
+        due, self._flight = (self._flight, launched) if self.overlap else (launched, None)
+        self._stuck = launched is None and due is None
+        if due is not None:
+            self._collect(due)
+        self._audit()
         lap("report")
         return self._reports()
+
+    def _collect(self, flight: Flight) -> None:
+        self.recorder.lap("collect")
+        result = self.runner.collect(flight.ticket)
+        began, now = max(flight.launched_s, self._collected_s), self.recorder.clock.now()
+        self._collected_s = now
+        self.role.stepped(flight.step, now - began)
+        self.recorder.lap("absorb")
+        for progress in self.scheduler.absorb(flight.step, result):
+            self.role.advance(progress)
+
+    def _audit(self) -> None:
+        """Pages must add up. Where they do not it is our defect, and serving goes on."""
+        cache = self.scheduler.cache
+        if cache.sound(quiet=not len(self.streams) and self._flight is None):
+            return
+        assert not self.strict, f"pages do not add up: {cache.account()}"
+        if not self.page_repairs:
+            log.error("pages do not add up, and are counted afresh: %s", cache.account())
+        self.page_repairs += 1
+        cache.repair(self.streams.sequences())
 
     def facts(self) -> Facts:
         """How it stands, for the recorder: nothing that would have to be counted."""
@@ -123,7 +164,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Nothing can run before the next event; requests may wait, for a peer or its pages."""
-        return self.scheduler.idle or self._stuck
+        return self._flight is None and (self.scheduler.idle or self._stuck)
 
     def load(self) -> LoadReport:
         waiting = [*self.scheduler.waiting, *self.role.waiting]
@@ -149,6 +190,7 @@ class Engine:
             last_step_s=self.recorder.last_step_s,
             busy_s=self.recorder.busy_s,
             stuck_steps=self.stuck_steps,
+            page_repairs=self.page_repairs,
         )
 
     def _reports(self) -> dict[str, StepReport]:

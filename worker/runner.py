@@ -6,8 +6,9 @@ the work is done when ``launch`` returns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -17,8 +18,8 @@ from worker.cache.kv_pool import KVPool
 from worker.cache.request_table import RequestTable
 from worker.models.base import Model
 from worker.pack import pack
-from worker.plan import StepPlan, StepResult
-from worker.sampling.adjust import adjust
+from worker.plan import SampleRow, StepPlan, StepResult
+from worker.sampling.adjust import adjust, penalises
 from worker.sampling.logprobs import logprobs, score
 from worker.sampling.sampler import sample
 
@@ -34,7 +35,11 @@ class Ticket:
 
 
 class ModelRunner:
-    """Packs, runs the model, samples, copies back."""
+    """Packs, runs the model, samples, copies back.
+
+    ``_last`` has the token sampled last for each row of the request table: a plan that was made
+    before that token was known finds it there.
+    """
 
     def __init__(
         self, model: Model, pool: KVPool, table: RequestTable, eos: frozenset[int] = frozenset()
@@ -43,14 +48,32 @@ class ModelRunner:
         self._eos = eos
         self._pool = pool
         self._table = torch.from_numpy(table.slots)  # the same memory
+        self._last = torch.full((table.rows,), -1, dtype=torch.int64)
 
     def launch(self, plan: StepPlan) -> Ticket:
         with torch.inference_mode():
-            logits = self._model.forward(pack(plan, self._table), self._pool)
-            wanted, scored = logits[: len(plan.samples)], logits[len(plan.samples) :]
-            tokens = sample(adjust(wanted, plan.samples, self._eos), plan.samples)
+            packed = pack(plan, self._table)
+            samples = self._bind(plan, packed.token_ids)
+            logits = self._model.forward(packed, self._pool)
+            wanted, scored = logits[: len(samples)], logits[len(samples) :]
+            tokens = sample(adjust(wanted, samples, self._eos), samples)
+            self._last[[plan.rows[row.index] for row in samples]] = tokens
             # Prompt scores are reduced here: their logits are too large to keep.
             return Ticket(plan, wanted, tokens, score(scored, plan.scores))
+
+    def _bind(self, plan: StepPlan, token_ids: Int64[Tensor, "T"]) -> tuple[SampleRow, ...]:
+        """Fill in, in place, the late tokens; the plan's sample rows with them in the outputs."""
+        if not plan.late:
+            return plan.samples
+        late = self._last[[plan.rows[index] for index in plan.late]]
+        token_ids[[plan.query_start[index] for index in plan.late]] = late
+        known = dict(zip(plan.late, late.numpy().astype(np.int32), strict=True))
+        return tuple(
+            replace(row, output=np.append(row.output, known[row.index]))
+            if row.index in known and penalises(row.params)
+            else row
+            for row in plan.samples
+        )
 
     def collect(self, ticket: Ticket) -> StepResult:
         with torch.inference_mode():

@@ -25,7 +25,13 @@ class Duplex(Protocol):
 
 
 class Context(Duplex, Protocol):
-    """One RPC as the server's handlers see it (grpc.aio.ServicerContext)."""
+    """One RPC as the server's handlers see it (grpc.aio.ServicerContext).
+
+    A handler sends its metadata before it converses: gRPC would send it with the first write, and
+    once that write is cancelled it cannot end the RPC, and the caller waits for ever.
+    """
+
+    async def send_initial_metadata(self, metadata: tuple[()], /) -> None: ...
 
     async def abort(self, code: Any, details: str) -> NoReturn:  # opaque: grpc.StatusCode
         ...

@@ -177,6 +177,7 @@ class PeerDesk:
     async def serve(self, context: Context, incarnation: Incarnation) -> None:
         """Run one link from its hello to its end."""
         hello = await self._greet(context, incarnation)
+        await context.send_initial_metadata(())
         peer = f"in{next(self._numbers)}:{hello.caller}"
         outbox = self._outboxes[peer] = Outbox(OUTBOX_BYTES)
 

@@ -172,6 +172,7 @@ class RankServer:
     async def _session(self, _: object, context: Context) -> None:
         rank = await self._serving(context)
         router = (await self._hello(context)).router
+        await context.send_initial_metadata(())
         outbox = self._open(router)
         try:
             outbox.send(self._to_router.encode(Welcome(version=PROTOCOL_VERSION, info=rank.info)))

@@ -30,11 +30,11 @@ from core.config import RankSpec
 from core.dump import RankDump
 from core.errors import RankLost
 from core.rpc.client import ask_dump
-from core.wire import RankId, RankInfo, RankStatus
+from core.wire import Incarnation, RankId, RankInfo, RankStatus
 from router.admin import add_operations
 from router.replicas import Replica
 from tests.chaos.hosts import Hosts
-from tests.chaos.rank import Fault
+from tests.chaos.rank import Fault, renewals
 from tests.support.eventually import eventually
 from tests.support.served import Served
 from worker.architectures import read_spec
@@ -51,6 +51,7 @@ SETTINGS = (
     "router.grpc_port=0",
     f"router.queue_limit={QUEUE_LIMIT}",
     "disagg.claim_timeout_s=15",
+    "disagg.checksum=all",
     "cluster.runtime=process",
     "cluster.log_level=error",
     *(
@@ -120,7 +121,7 @@ class Cluster:
         )
         return {i.rank: d for i, d in zip(known, found, strict=True) if isinstance(d, RankDump)}
 
-    def _answers(self, incarnation) -> bool:
+    def _answers(self, incarnation: Incarnation) -> bool:
         return incarnation.rank not in self.frozen
 
     async def statuses(self) -> dict[RankId, RankStatus]:
@@ -132,13 +133,15 @@ class Cluster:
                     found[rank] = await replica.client.status()
         return found
 
-    def descriptors(self) -> dict[str, int]:
-        """Open file descriptors of each life of a rank."""
-        counts = {}
-        for rank in RANKS:
-            info = self.info(rank)
-            counts[str(info.incarnation)] = len(os.listdir(f"/proc/{info.pid}/fd"))
-        return counts
+    def descriptors(self) -> dict[Incarnation, int]:
+        """Open file descriptors of each rank."""
+        infos = map(self.info, RANKS)
+        return {i.incarnation: len(list(Path(f"/proc/{i.pid}/fd").iterdir())) for i in infos}
+
+    def renewals(self) -> int:
+        """How many transfer engines all ranks together have given up."""
+        files = (renewals(control(self.controls, rank)) for rank in RANKS)
+        return sum(file.stat().st_size for file in files if file.exists())
 
     # --- tormenting -----------------------------------------------------------------------------
 
@@ -171,6 +174,7 @@ class Cluster:
 
 
 def control(controls: Path, rank: RankId) -> Path:
+    """The file that a rank's transport obeys."""
     return controls / host_name(rank)
 
 
@@ -227,5 +231,5 @@ class SecondRouter:
         await asyncio.to_thread(self._served.close)
 
 
-async def serving_again(cluster: Cluster, timeout_s: float = 60.0) -> None:
+async def serving_again(cluster: Cluster, timeout_s: float = 120.0) -> None:
     await eventually(lambda: cluster.serving, timeout_s)

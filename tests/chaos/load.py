@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -74,9 +75,10 @@ class Got:
         """What a client does that goes away."""
         self.call.cancel()
 
-    def after(self, moment: float) -> float | None:
-        """Seconds from then to the next message."""
-        return next((at - moment for at in self.arrivals if at > moment), None)
+    def pause(self, since: float) -> float:
+        """Seconds of the longest wait for a message from then on."""
+        later = [since, *(at for at in self.arrivals if at > since)]
+        return max((b - a for a, b in itertools.pairwise(later)), default=0.0)
 
 
 class Client:

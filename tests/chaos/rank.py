@@ -31,6 +31,11 @@ class Fault(StrEnum):
     LATE = "late"  # raises; half has landed, the rest comes later if nobody renewed meanwhile
 
 
+def renewals(control: Path) -> Path:
+    """One byte for each engine that ranks under this control file have given up."""
+    return control.with_suffix(".renewals")
+
+
 class FaultyTransport:
     """A KVTransport around the real one."""
 
@@ -64,6 +69,8 @@ class FaultyTransport:
     def renew(self) -> str:
         with self._lock:
             self._life += 1
+            with renewals(self._control).open("a") as counted:
+                counted.write(".")
             return self._inner.renew()
 
     def close(self) -> None:

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from core.wire import RankId
+from core.wire import Incarnation, RankId
 from tests.chaos import check
-from tests.chaos.cluster import REPLICAS, Cluster, SecondRouter, serving_again
-from tests.chaos.events import DEADLINE, Event, Scene
+from tests.chaos.cluster import RANKS, REPLICAS, Cluster, SecondRouter, serving_again
+from tests.chaos.events import DEADLINE, Event, Scene, Verdict
 from tests.chaos.load import Ask, Client, Got, client
 from tests.chaos.phases import HELD, Phase, Sighting, legs, reach, sight
 from tests.chaos.rank import Fault
@@ -34,7 +34,7 @@ PROBES = {
 DEADLINES_S = {
     Phase.QUEUED: 0.6,
     Phase.PREFILLING: 0.7,
-    Phase.SENDING: 0.5,
+    Phase.SENDING: 0.8,
     Phase.WAITING: 1.5,
     Phase.DECODING: 1.0,
     Phase.SEVERAL: 1.5,
@@ -54,6 +54,7 @@ class Result:
     notes: dict[str, float] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     streams: int = 0  # compared with the undisturbed run
+    excused: int = 0  # of them, ended with a reason where no rank was left
 
 
 class Stage:
@@ -66,6 +67,7 @@ class Stage:
         self._salts = 0
         self._reference: dict[str, Got] = {}
         self._second: SecondRouter | None = None
+        self._lives: set[Incarnation] = set()
         self.descriptors = check.Descriptors()
 
     async def learn(self) -> None:
@@ -77,7 +79,7 @@ class Stage:
             assert not (problem := check.whole(got, got)), problem
             self._reference[_key(got.ask)] = got
         assert not (words := await check.rest(self._cluster)), words
-        self.descriptors.took(self._cluster.descriptors())
+        self._take_descriptors()
 
     async def play(self, event: Event, phase: Phase) -> Result:
         result = Result(event.name, phase)
@@ -91,8 +93,8 @@ class Stage:
                 self._cluster.writes(None)
                 over.set()
                 await self._end(workers, result)
-        self._judge(load, result)
-        await self._settle(result)
+        self._judge(load, result, check.whole_or_excused if event.excuses else check.whole)
+        await self.settle(result)
         return result
 
     # --- the request that is aimed at -----------------------------------------------------------
@@ -108,15 +110,17 @@ class Stage:
         fillers = self._fill(load) if phase is Phase.QUEUED else []
         running = asyncio.create_task(through.follow(probe, self._salt(), request_id, limit_s))
         seen = await self._reach(event, ask, phase, running)
+        struck = 0.0
         if seen is None:
-            result.notes["missed"] = 1.0
             self._cluster.writes(None)
         else:
-            result.seen = seen.phase
+            result.seen, struck = seen.phase, self._cluster.clock.now()
             await self._strike(event, Scene(
                 self._cluster, through, self._draw, probe, request_id, seen, self._second
             ), result, load)  # fmt: skip
         await self._end([running, *fillers], result)
+        if struck and probe.status == "OK" and event.verdict is not check.aborted:
+            result.notes["pause"] = probe.pause(struck)
         verdict = event.verdict if seen is not None else check.beginning
         if problem := verdict(probe, self._reference[_key(ask)]):
             result.problems.append(problem)
@@ -153,8 +157,6 @@ class Stage:
             result.notes["answered"] = took = fresh.arrivals[-1] - struck
             if took > ANSWER_S:
                 result.problems.append(f"a new request was answered after {took:.1f} s")
-        if (pause := scene.probe.after(struck)) is not None:
-            result.notes["resumed"] = pause
 
     def _fill(self, load: list[Got]) -> list[asyncio.Task[None]]:
         """Keep both prefill ranks busy for a while."""
@@ -183,13 +185,14 @@ class Stage:
         for task in done:
             task.result()
 
-    def _judge(self, load: list[Got], result: Result) -> None:
+    def _judge(self, load: list[Got], result: Result, verdict: Verdict) -> None:
         for got in load:
-            if problem := check.whole(got, self._reference[_key(got.ask)]):
+            if problem := verdict(got, self._reference[_key(got.ask)]):
                 result.problems.append(problem)
         result.streams += len(load)
+        result.excused += sum(got.status != "OK" for got in load)
 
-    async def _settle(self, result: Result) -> None:
+    async def settle(self, result: Result) -> None:
         clock = self._cluster.clock
         started = clock.now()
         try:
@@ -197,11 +200,18 @@ class Stage:
         except TimeoutError:
             result.problems.append(f"not all serve again: {self._cluster.supervisor.states()}")
             return
+        result.notes["all serve"] = clock.now() - started
+        started = clock.now()
         if words := await check.rest(self._cluster):
             result.problems.append(words)
             return
         result.notes["at rest"] = clock.now() - started
-        self.descriptors.took(self._cluster.descriptors())
+        result.problems += self._take_descriptors()
+
+    def _take_descriptors(self) -> list[str]:
+        self._lives |= (counts := self._cluster.descriptors()).keys()
+        engines_lost = len(self._lives) - len(RANKS) + self._cluster.renewals()
+        return self.descriptors.took(counts, engines_lost)
 
     @asynccontextmanager
     async def _through(self, event: Event) -> AsyncIterator[Client]:

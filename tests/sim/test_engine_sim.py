@@ -6,12 +6,15 @@ the tokens that the reference generates alone.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from core.rpc.events import Aborted, RouterLost, Submitted
 from core.wire import FinishReason
-from tests.support.fake_runner import FakeRunner, generate
+from tests.support.fake_runner import generate_until, runner_for
 from tests.support.requests import request
 from tests.support.salts import check_salts
 from worker.cache.prefix_cache import PrefixCache
@@ -19,27 +22,49 @@ from worker.engine import Engine
 from worker.roles.unified import UnifiedRole
 from worker.scheduler.admission import Limits
 from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.waiting import ORDERS
 from worker.streams import Streams
 
 CONTEXT = 40
 
 
-def make_engine(pages: int, step_tokens: int, max_running: int) -> Engine:
+@dataclass(frozen=True)
+class Setting:
+    pages: int
+    step_tokens: int
+    max_running: int
+    schedule: str
+    overlap: bool
+
+
+def make_engine(setting: Setting) -> Engine:
+    pages, step_tokens, max_running = setting.pages, setting.step_tokens, setting.max_running
     cache = PrefixCache(pages, max_running + 2, CONTEXT)
     limits = Limits(
         max_running=max_running, step_tokens=step_tokens, context_len=CONTEXT, conservativeness=0.3
     )
-    scheduler, streams = Scheduler(cache, limits), Streams()
+    scheduler, streams = Scheduler(cache, limits, setting.schedule), Streams()
+    runner = runner_for(cache, defers=setting.overlap)
     role = UnifiedRole(scheduler, streams, frozenset())
-    return Engine(role, scheduler, FakeRunner(cache.table, pages), streams, lambda peer: None)
+    engine = Engine(role, scheduler, runner, streams, lambda peer: None)
+    engine.overlap = setting.overlap
+    return engine
 
 
 class EngineMachine(RuleBasedStateMachine):
     @initialize(
-        pages=st.integers(CONTEXT, 90), step_tokens=st.integers(1, 32), running=st.integers(1, 6)
+        setting=st.builds(
+            Setting,
+            pages=st.integers(CONTEXT, 90),
+            step_tokens=st.integers(1, 32),
+            max_running=st.integers(1, 6),
+            schedule=st.sampled_from(list(ORDERS)),
+            overlap=st.booleans(),
+        )
     )
-    def build(self, pages: int, step_tokens: int, running: int) -> None:
-        self.engine = make_engine(pages, step_tokens, running)
+    def build(self, setting: Setting) -> None:
+        self.engine = make_engine(setting)
+        self.now = 0.0
         self.wanted: dict[str, list[int]] = {}
         self.got: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}
@@ -51,18 +76,33 @@ class EngineMachine(RuleBasedStateMachine):
         own=st.lists(st.integers(0, 3), min_size=1, max_size=10),
         new=st.integers(1, 12),
         router=st.sampled_from(["a", "b"]),
-        salt=st.sampled_from(["", "mine"]),
+        copies=st.sampled_from([1, 1, 3]),
+        options=st.fixed_dictionaries(
+            {
+                "salt": st.sampled_from(["", "mine"]),
+                "priority": st.sampled_from([0, 0, 1]),
+                "stop_token_ids": st.sampled_from([(), tuple(range(10))]),
+            }
+        ),
     )
     def submit(
-        self, stem: int, prefix: int, own: list[int], new: int, router: str, salt: str
+        self,
+        stem: int,
+        prefix: int,
+        own: list[int],
+        new: int,
+        router: str,
+        copies: int,
+        options: dict[str, Any],
     ) -> None:
         prompt = [stem * 7 + i % 5 for i in range(prefix)] + own
-        rid = f"{router}{self.count}"
-        self.count += 1
         new = min(new, CONTEXT - len(prompt))
-        self.wanted[rid] = generate(prompt, new)
-        self.got[rid] = []
-        self.engine.handle(Submitted(router, request(rid, prompt, new, salt=salt)))
+        for _ in range(copies):
+            rid = f"{router}{self.count}"
+            self.count += 1
+            self.wanted[rid] = generate_until(prompt, new, options["stop_token_ids"])
+            self.got[rid] = []
+            self.engine.handle(Submitted(router, request(rid, prompt, new, **options)))
 
     @precondition(lambda self: self.wanted)
     @rule(data=st.data())
@@ -77,7 +117,8 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 8))
     def step(self, count: int) -> None:
         for _ in range(count):
-            for router, report in self.engine.step(0.0).items():
+            self.now += 0.7
+            for router, report in self.engine.step(self.now).items():
                 for chunk in report.chunks:
                     assert chunk.rid[0] == router
                     assert chunk.rid not in self.ended
@@ -108,7 +149,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.ended.keys() == self.wanted.keys()
         for rid, finish in self.ended.items():
             wanted = self.wanted[rid]
-            if finish is FinishReason.LENGTH:
+            if finish in (FinishReason.LENGTH, FinishReason.STOP):
                 assert self.got[rid] == wanted
             else:
                 assert finish is FinishReason.ABORT

@@ -14,7 +14,7 @@ class CalmPair(PdWorld):
     """``settle`` lets everything that is under way arrive."""
 
     def __init__(self, seed: int = 0, local: Mode = "off") -> None:
-        super().__init__(seed, local=local)
+        super().__init__(seed, local=local, overlap=False)
         self.chunks: dict[str, list[TokenChunk]] = {"prefill": [], "decode": []}
 
     def ask(

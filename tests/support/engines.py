@@ -7,7 +7,7 @@ from typing import Any
 
 from core.rpc.events import Submitted
 from core.wire import FinishReason, TokenChunk, TokenRequest
-from tests.support.fake_runner import FakeRunner
+from tests.support.fake_runner import FakeRunner, runner_for
 from tests.support.requests import request
 from worker.cache.prefix_cache import PrefixCache
 from worker.engine import Engine
@@ -87,11 +87,13 @@ class Bench:
 def make_unified(
     eos: frozenset[int] = frozenset(),
     role: Callable[[Scheduler, Streams, frozenset[int]], UnifiedRole] = UnifiedRole,
+    overlap: bool = False,
     **limits: Any,  # of make_scheduler
 ) -> Engine:
     scheduler, streams = make_scheduler(**limits), Streams()
-    runner = FakeRunner(scheduler.cache.table, scheduler.cache.slots.total)
-    return Engine(role(scheduler, streams, eos), scheduler, runner, streams, lambda peer: None)
+    runner = runner_for(scheduler.cache, defers=overlap)
+    behaviour = role(scheduler, streams, eos)
+    return Engine(behaviour, scheduler, runner, streams, lambda peer: None, overlap=overlap)
 
 
 class Listener:

@@ -68,7 +68,10 @@ class FakeLauncher:
 
     async def stop(self, rank: RankId) -> None:
         self.stopped.append(rank)
-        self.up.pop(rank, None)
+        if life := self.up.pop(rank, None):
+            life.set_result("stopped")
+            for _ in range(8):  # whoever waits for its end hears of it first
+                await asyncio.sleep(0)
 
     async def close(self) -> None:
         pass

@@ -19,7 +19,7 @@ from disagg.receiver import Receiver
 from disagg.sender import Sender
 from disagg.transport.base import MemoryRegion
 from disagg.transport.inproc import Fault, Hub, InprocTransport
-from tests.support.fake_runner import FakeRunner, generate
+from tests.support.fake_runner import generate_until, runner_for
 from tests.support.requests import incarnation, request
 from tests.support.salts import check_salts
 from worker.cache.prefix_cache import PrefixCache
@@ -30,6 +30,7 @@ from worker.roles.local_prefill import LocalPrefill, Mode
 from worker.roles.prefill import PrefillRole
 from worker.scheduler.admission import Limits
 from worker.scheduler.scheduler import Scheduler
+from worker.scheduler.waiting import ORDERS
 from worker.sequence import SequenceState
 from worker.streams import Streams
 
@@ -47,6 +48,7 @@ class Asked:
     tokens: dict[int, int] = field(default_factory=dict)
     ended: dict[str, FinishReason | None] = field(default_factory=dict)
     local: bool = False  # the decode rank computed the prompt
+    stops: tuple[int, ...] = ()
     stopped: bool = False  # by the harness: the router left, or the link broke
 
     @property
@@ -65,8 +67,11 @@ class PdWorld:
         link_losses: int = 0,
         aborts: float = 0.0,
         local: Mode | None = None,
+        overlap: bool | None = None,
     ):
         self.random = random.Random(seed)
+        self.extras = random.Random(f"{seed}")  # not to change what else a seed means
+        self.overlap = overlap
         self.clock = VirtualClock()
         self.local = LocalPrefill(self.random.choice(MODES) if local is None else local, 16)
         self.check = self.random.choice(["off", "all"])
@@ -92,12 +97,13 @@ class PdWorld:
             context_len=CONTEXT,
             conservativeness=0.3 if role == "decode" else 0,
         )
-        streams, runner = Streams(), FakeRunner(cache.table, pages)
+        overlap = self.extras.random() < 0.5 if self.overlap is None else self.overlap
+        streams, runner = Streams(), runner_for(cache, defers=overlap)
         transport = InprocTransport(self.hub)
         transport.register([MemoryRegion(base, size * pages) for base, size in runner.regions()])
         geometry = PageGeometry(kind="mha", slot_bytes=(8,), dtype="i8", revision="r")
         bases = [base for base, _ in runner.regions()]
-        scheduler = Scheduler(cache, limits)
+        scheduler = Scheduler(cache, limits, self.extras.choice(list(ORDERS)))
         if role == "prefill":
             sender = Sender(
                 transport,
@@ -117,7 +123,9 @@ class PdWorld:
             )
         recorder = Recorder(self.clock)
         runner.before = lambda: self.clock.advance(self.random.random())
-        return Engine(behaviour, scheduler, runner, streams, lambda peer: None, recorder)
+        return Engine(
+            behaviour, scheduler, runner, streams, lambda peer: None, recorder, overlap=overlap
+        )
 
     def _dial(self, target: Incarnation) -> str:
         assert target == PREFILL
@@ -147,7 +155,18 @@ class PdWorld:
         asked = self.asked[rid] = Asked(prompt, count, draw.choice("ab"))
         route = Route(room=draw.getrandbits(63), prefill=PREFILL, decode=DECODE)
         salt = draw.choice(["", "mine"])
-        event = Submitted(asked.router, request(rid, prompt, count, route=route, salt=salt))
+        extras = self.extras
+        asked.stops = tuple(range(10)) if extras.random() < 0.3 else ()
+        wanted = request(
+            rid,
+            prompt,
+            count,
+            route=route,
+            salt=salt,
+            priority=extras.choice([0, 0, 1]),
+            stop_token_ids=asked.stops,
+        )
+        event = Submitted(asked.router, wanted)
         self.arriving += [(self.prefill, event), (self.decode, event)]
 
     def turn(self) -> None:
@@ -258,6 +277,8 @@ class PdWorld:
             all(len(a.ended) == 2 for a in self.asked.values())
             and not len(self.prefill.streams)
             and not len(self.decode.streams)
+            and not self.prefill.scheduler.cache.in_flight
+            and not self.decode.scheduler.cache.in_flight
         )
 
     def verify(self) -> None:
@@ -265,7 +286,7 @@ class PdWorld:
         assert self.over(), f"stuck: {states}, {self.prefill.role.counts()}"
         assert SequenceState.RUNNING not in states
         for asked in self.asked.values():
-            wanted = generate(asked.prompt, asked.count)
+            wanted = generate_until(asked.prompt, asked.count, asked.stops)
             assert asked.output == wanted[: len(asked.output)]
             assert asked.stopped or asked.output == wanted
         for engine in (self.prefill, self.decode):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from worker.model_spec import MlaSpec, ModelSpec, MoeSpec, RopeSpec
 
 
@@ -51,6 +53,19 @@ def latent(layers: int = 2, heads: int = 4, kv_lora_rank: int = 24) -> ModelSpec
             interleaved=True,
         ),
     )
+
+
+def latent_of(heads: int, rank: int, nope: int, rope: int, v_dim: int) -> ModelSpec:
+    """One layer of a DeepSeek with these sizes."""
+    mla = MlaSpec(
+        q_lora_rank=None,
+        kv_lora_rank=rank,
+        nope_dim=nope,
+        rope_dim=rope,
+        v_dim=v_dim,
+        interleaved=True,
+    )
+    return replace(latent(layers=1, heads=heads), head_dim=nope + rope, mla=mla)
 
 
 def mixture(method: str = "noaux_tc", **changes: object) -> MoeSpec:

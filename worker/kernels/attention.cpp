@@ -85,19 +85,11 @@ class Worker {
     if (task.partial < 0) write(task, total, rows);
   }
 
-  // What a task reads first.
-  void fetch_first(const Task& task) const {
-    const int64_t n = std::min<int64_t>(AHEAD, seen(task, task.last - 1) - task.from * block_);
-    const int64_t* slots =
-        call_.slots + call_.spans[task.sequence].first_key + task.from * block_;
-    for (int64_t i = 0; i < n; ++i) fetch(key(task, slots + i), call_.dim);
-  }
-
   // The second half of a split task: merge its blocks in order.
-  void finish(const Task& task, int64_t blocks, float* partials) {
+  void finish(const Task& task, float* partials) {
     const int64_t rows = (task.last - task.first) * group_;
     const Sums total = sums(partials + task.partial, rows);
-    for (int64_t block = 1; block < blocks; ++block) {
+    for (int64_t block = 1; block < task.to; ++block) {
       const Sums next = sums(partials + task.partial + block * rows * row_numbers(), rows);
       for (int64_t row = 0; row < rows; ++row) merge(total, next, row);
     }
@@ -132,31 +124,27 @@ class Worker {
     return span.end_key - span.first_key - (span.end_query - 1 - token);
   }
 
-  const uint32_t* key(const Task& task, const int64_t* slot) const {
-    return words(call_.k, *slot * call_.k_strides[0] + task.kv_head * call_.k_strides[1]);
-  }
-  const uint32_t* value(const Task& task, const int64_t* slot) const {
-    return words(call_.v, *slot * call_.v_strides[0] + task.kv_head * call_.v_strides[1]);
-  }
-
   void pack_block(const Task& task, int64_t block) {
-    const int64_t* slots = call_.slots + call_.spans[task.sequence].first_key;
-    const int64_t* end = slots + seen(task, task.last - 1);
-    slots += block * block_;
-    const int64_t n = std::min<int64_t>(block_, end - slots);
+    const int64_t* slots = call_.slots + call_.spans[task.sequence].first_key + block * block_;
+    const int64_t keys = seen(task, task.last - 1) - block * block_;  // of this block and after
+    const int64_t n = std::min<int64_t>(block_, keys);
+    const auto key = [&](int64_t i) {
+      return words(call_.k, slots[i] * call_.k_strides[0] + task.kv_head * call_.k_strides[1]);
+    };
+    const auto value = [&](int64_t i) {
+      return words(call_.v, slots[i] * call_.v_strides[0] + task.kv_head * call_.v_strides[1]);
+    };
     keys_ = buffers_.keys.reserve(block_ * words_);
     values_ = buffers_.values.reserve(block_ * width_);
     for (int64_t i = 0; i < n; i += LANES) {
-      const int here = std::min<int64_t>(LANES, n - i);
+      const int64_t end = std::min(i + LANES, n);
       // pages are scattered, so the processor cannot guess the next ones
-      for (int64_t r = i; r < i + here; ++r) fetch(value(task, slots + r), call_.v_dim);
-      for (const int64_t* ahead = slots + i + AHEAD; ahead < std::min(end, slots + i + AHEAD + here);
-           ++ahead)
-        fetch(key(task, ahead), call_.dim);
+      for (int64_t r = i; r < end; ++r) fetch(value(r), call_.v_dim);
+      for (int64_t r = i + AHEAD; r < std::min(end + AHEAD, keys); ++r) fetch(key(r), call_.dim);
       uint32_t* tile = keys_ + i / TILE_KEYS * TILE_KEYS * words_ + i % TILE_KEYS;
-      pack_keys([&](int r) { return key(task, slots + i + r); }, here, words_, tile);
+      pack_keys([&](int r) { return key(i + r); }, end - i, words_, tile);
     }
-    pack_values<T>([&](int r) { return value(task, slots + r); }, n, call_.v_dim, values_);
+    pack_values<T>(value, n, call_.v_dim, values_);
   }
 
   static void fetch(const uint32_t* row, int64_t numbers) {
@@ -320,12 +308,11 @@ void attend_all(const Attention& call) {
     Worker<T> worker(call, buffers);
 #pragma omp for schedule(dynamic, 1)
     for (size_t i = 0; i < tasks.runs.size(); ++i) {
-      if (i + tasks.threads < tasks.runs.size()) worker.fetch_first(tasks.runs[i + tasks.threads]);
       worker.run(tasks.runs[i], partials);
     }
 #pragma omp for schedule(dynamic, 1)
     for (size_t i = 0; i < tasks.finishes.size(); ++i)
-      worker.finish(tasks.finishes[i], tasks.finishes[i].to, partials);
+      worker.finish(tasks.finishes[i], partials);
   }
 }
 

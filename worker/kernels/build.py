@@ -13,6 +13,7 @@ import logging
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -125,5 +126,16 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
+def main() -> int:
+    """Build; the exit status. A failure is logged."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        library()
+    except PreflightError as error:
+        logger.error("%s", error)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    library()
+    sys.exit(main())

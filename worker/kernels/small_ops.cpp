@@ -15,7 +15,7 @@ void for_rows(int64_t rows, int64_t numbers, int threads, Row row) {
   for (int64_t i = 0; i < rows; ++i) row(i);
 }
 
-// The first `count` of 16 elements as floats, the rest 0; and back.
+// The first `count` of LANES elements as floats, the rest 0; and back.
 template <class T>
 Floats widen_some(const typename T::Element* p, int64_t count) {
   if (count >= LANES) return T::widen(p);

@@ -1,7 +1,7 @@
 // The two small matrix products of attention and the packing they want.
 //
-// A *key tile* holds up to 64 * n rows of a matrix with lanes along the rows: word w of row i lies
-// at [i / 64][w][i % 64]. A *value tile* holds rows with lanes along the columns, the PER_WORD rows
+// A *key tile* holds rows of a matrix with lanes along the rows: word w of row i lies at
+// [i / TILE_KEYS][w][i % TILE_KEYS]. A *value tile* holds rows with lanes along the columns, the PER_WORD rows
 // of a word side by side: [row / PER_WORD][column]. Both products add up their terms one after the
 // other, in the order of the inner index: a result does not depend on how many others are computed.
 #pragma once
@@ -12,12 +12,12 @@
 
 namespace antiphon {
 
-constexpr int TILE_KEYS = 64;
-constexpr int TILE_ROWS = 6;  // 6 rows of 4 vectors keep 24 of the 32 AVX-512 registers busy
+constexpr int TILE_KEYS = VECTORS * LANES;
+constexpr int TILE_ROWS = 6;  // 6 rows of 4 vectors are 24 of 32 registers; of 2, 12 of 16
 
 constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-// The first `count` of 16 words, the rest 0.
+// The first `count` of LANES words, the rest 0.
 inline Words load_some(const uint32_t* p, int count) {
   if (count >= LANES) return load_words(p);
 #ifdef ANTIPHON_AVX512
@@ -29,7 +29,7 @@ inline Words load_some(const uint32_t* p, int count) {
 #endif
 }
 
-// 16 words of each of 16 rows, turned: out[i] takes word i of all rows.
+// LANES words of each of LANES rows, turned: out[i] takes word i of all rows.
 inline void transpose(const Words (&rows)[LANES], Words (&out)[LANES]) {
 #ifdef ANTIPHON_AVX512
   __m512i a[LANES], b[LANES];
@@ -80,6 +80,12 @@ void pack_keys(Row row, int n, int words, uint32_t* tile) {
   }
 }
 
+#ifdef ANTIPHON_AVX512
+constexpr Words HALVES_UP = {0x00000, 0x10001, 0x20002, 0x30003, 0x40004, 0x50005,
+                             0x60006, 0x70007, 0x80008, 0x90009, 0xa000a, 0xb000b,
+                             0xc000c, 0xd000d, 0xe000e, 0xf000f};
+#endif
+
 inline void pack_value_rows(Fp32, const uint32_t* row, const uint32_t*, int columns, uint32_t* to) {
   for (int c = 0; c < columns; c += LANES) store_words(to + c, load_some(row + c, columns - c));
 }
@@ -91,16 +97,16 @@ inline void pack_value_rows(
     const int words = (columns - c) / 2;
     const Words a = load_some(first + c / 2, words);
     const Words b = second ? load_some(second + c / 2, words) : Words{};
-    const Words even = (a & splat_word(0xffff)) | (b << 16);  // columns 0 2 4 ..
-    const Words odd = (a >> 16) | (b & splat_word(0xffff0000u));  // columns 1 3 5 ..
 #ifdef ANTIPHON_AVX512
-    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-    store_words(to + c, (Words)_mm512_permutex2var_epi32((__m512i)even, low, (__m512i)odd));
+    // halves 0 32 1 33 .. of the pair: columns 0 0 1 1 ..
+    const __m512i low = (__m512i)(HALVES_UP + splat_word(0x00200000u));
+    const __m512i high = (__m512i)(HALVES_UP + splat_word(0x00300010u));
+    store_words(to + c, (Words)_mm512_permutex2var_epi16((__m512i)a, low, (__m512i)b));
     if (c + LANES < columns)
-      store_words(
-          to + c + LANES, (Words)_mm512_permutex2var_epi32((__m512i)even, high, (__m512i)odd));
+      store_words(to + c + LANES, (Words)_mm512_permutex2var_epi16((__m512i)a, high, (__m512i)b));
 #else
+    const Words even = (a & 0xffffu) | (b << 16);  // columns 0 2 4 ..
+    const Words odd = (a >> 16) | (b & 0xffff0000u);  // columns 1 3 5 ..
     for (int i = 0; i < std::min(2 * LANES, int(round_up(columns - c, LANES))); i += 2) {
       to[c + i] = even[i / 2];
       to[c + i + 1] = odd[i / 2];
@@ -109,7 +115,7 @@ inline void pack_value_rows(
   }
 }
 
-// n rows of `columns` elements (even for bf16); a tile row is `columns` words rounded up to 16.
+// n rows of `columns` elements (even for bf16); a tile row is `columns` words rounded up to LANES.
 template <class T, class Row>
 void pack_values(Row row, int n, int columns, uint32_t* tile) {
   const int64_t width = round_up(columns, LANES);
@@ -118,21 +124,21 @@ void pack_values(Row row, int n, int columns, uint32_t* tile) {
   }
 }
 
-// out[r][i] = a_r · key_i for the 64 keys of a tile. `a` is packed [words][R].
+// out[r][i] = a_r · key_i for the TILE_KEYS keys of a tile. `a` is packed [words][R].
 template <class T, int R>
 void dot_tile(const uint32_t* a, const uint32_t* keys, int words, float* out, int64_t out_stride) {
-  Floats acc[R][4] = {};
+  Floats acc[R][VECTORS] = {};
   for (int w = 0; w < words; ++w, a += R, keys += TILE_KEYS) {
-    Words b[4];
-    for (int v = 0; v < 4; ++v) b[v] = load_words(keys + v * LANES);
+    Words b[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) b[v] = load_words(keys + v * LANES);
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < 4; ++v) acc[r][v] = T::multiply_add(acc[r][v], a[r], b[v]);
+      for (int v = 0; v < VECTORS; ++v) acc[r][v] = T::multiply_add(acc[r][v], a[r], b[v]);
   }
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < 4; ++v) store(out + r * out_stride + v * LANES, acc[r][v]);
+    for (int v = 0; v < VECTORS; ++v) store(out + r * out_stride + v * LANES, acc[r][v]);
 }
 
-// out[r][c] = sum over i of p[r][i] * value_i[c], for 16 * N columns and `words` words of rows.
+// out[r][c] = sum over i of p[r][i] * value_i[c], for LANES * N columns and `words` words of rows.
 template <class T, int R, int N>
 void mix_tile(const uint32_t* p, int64_t p_stride, const uint32_t* values, int64_t value_stride,
               int words, float* out, int64_t out_stride) {
@@ -154,8 +160,8 @@ template <class T, int R>
 void mix(const uint32_t* p, int64_t p_stride, const uint32_t* values, int64_t width, int words,
          float* out, int64_t out_stride) {
   int64_t c = 0;
-  for (; c + 4 * LANES <= width; c += 4 * LANES)
-    mix_tile<T, R, 4>(p, p_stride, values + c, width, words, out + c, out_stride);
+  for (; c + TILE_KEYS <= width; c += TILE_KEYS)
+    mix_tile<T, R, VECTORS>(p, p_stride, values + c, width, words, out + c, out_stride);
   for (; c < width; c += LANES)
     mix_tile<T, R, 1>(p, p_stride, values + c, width, words, out + c, out_stride);
 }

@@ -1,7 +1,7 @@
-// Sixteen-lane vectors of floats and of 32-bit words, on any processor.
+// Vectors of floats and of 32-bit words, as wide as the processor's registers.
 //
-// Written with the compiler's vector extension, which becomes AVX-512, AVX2, NEON or plain code;
-// intrinsics stand only where the extension has no word for an instruction.
+// Written with the compiler's vector extension, which becomes AVX-512, AVX2, NEON or SSE; intrinsics
+// stand only where the extension has no word for an instruction.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,22 @@
 
 namespace antiphon {
 
-constexpr int LANES = 16;
+// VECTORS: how many of them are the columns of a tile of products, see tiles.h.
+#if defined(ANTIPHON_AVX512)
+constexpr int LANES = 16, VECTORS = 4;
+#elif defined(__AVX__)
+constexpr int LANES = 8, VECTORS = 2;
+#else
+constexpr int LANES = 4, VECTORS = 4;
+#endif
 
-typedef float Floats __attribute__((vector_size(64), may_alias));
-typedef uint32_t Words __attribute__((vector_size(64), may_alias));
-typedef int32_t Ints __attribute__((vector_size(64), may_alias));
-typedef uint16_t Halves __attribute__((vector_size(32), may_alias));
-typedef float LooseFloats __attribute__((vector_size(64), aligned(2), may_alias));
-typedef uint32_t LooseWords __attribute__((vector_size(64), aligned(2), may_alias));
-typedef uint16_t LooseHalves __attribute__((vector_size(32), aligned(2), may_alias));
+typedef float Floats __attribute__((vector_size(4 * LANES), may_alias));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES), may_alias));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES), may_alias));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES), may_alias));
+typedef float LooseFloats __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
+typedef uint32_t LooseWords __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
+typedef uint16_t LooseHalves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
 constexpr float INF = std::numeric_limits<float>::infinity();
 

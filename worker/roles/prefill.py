@@ -39,6 +39,7 @@ class PrefillRole:
         self._unclaimed_rows = cache.table.rows // 2
         self._unclaimed = (0, 0)  # pages and rows taken so, counted by poll and kept by the gate
         scheduler.admission.gate = self._may_start
+        scheduler.first_token_only = True
 
     def _may_start(self, sequence: Sequence) -> bool:
         """Whether admission may start the sequence now; a yes counts as started."""

@@ -29,10 +29,11 @@ def adjust(
 
 
 def _wants(row: SampleRow) -> bool:
-    return bool(row.params.logit_bias) or _penalises(row.params) or _too_short(row)
+    return bool(row.params.logit_bias) or penalises(row.params) or _too_short(row)
 
 
-def _penalises(params: SamplingParams) -> bool:
+def penalises(params: SamplingParams) -> bool:
+    """Whether the tokens so far count."""
     return (
         params.repetition_penalty != 1
         or params.presence_penalty != 0

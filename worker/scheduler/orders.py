@@ -1,7 +1,7 @@
 """Orders of the waiting queue: arrival, longest cached prefix, depth first by subtree weight.
 
-None starves a request: nobody is overtaken by a request that came more than ``PATIENCE_S`` later, so
-it starts at the latest once all are served that came before it or within that time after it.
+None starves a request: nobody is overtaken by a request that came more than ``PATIENCE_S`` later,
+so it starts at the latest once all are served that came before it or within that time after it.
 Priorities, and retracted sequences in front, are the queue's business.
 """
 

@@ -178,7 +178,7 @@ class Scheduler:
         Pages of a retracted sequence are of no use before that step is collected.
         """
         wanting = [s for s in self.running if s.remaining == 1 and not self._ends(s)]
-        if self.cache.in_flight and not all([self._grow(s) for s in wanting]):
+        if self.cache.in_flight and not all(self._grow(s) for s in wanting):
             return None
         served = [s for s in wanting if self._make_room(s)]
         # Making room for a later one may have retracted an earlier one.

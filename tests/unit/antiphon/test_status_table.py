@@ -25,7 +25,13 @@ def up(rank: str, **load: int) -> status.Json:
 
 
 def answer(*ranks: status.Json, reason: str = "") -> status.Json:
-    return {"model": "tiny", "ready": not reason, "reason": reason, "ranks": list(ranks)}
+    return {
+        "model": "tiny",
+        "ready": not reason,
+        "reason": reason,
+        "serving": "unified",
+        "ranks": list(ranks),
+    }
 
 
 def cells(line: str) -> list[str]:
@@ -47,8 +53,8 @@ def test_a_line_for_the_whole_and_one_for_each_rank():
             )
         )
     )
-    title, empty, head, row = table.splitlines()
-    assert title == "tiny: ready"
+    title, serving, empty, head, row = table.splitlines()
+    assert (title, serving) == ("tiny: ready", "unified")
     assert empty == ""
     assert [cell.strip() for cell in cells(row)] == [
         "decode/0/0", "up", "3", "2", "1", "25% of 1000", "50%", "25%", "777", "0 B", "3.0 MiB",
@@ -68,10 +74,18 @@ def test_what_is_not_up_says_why():
         )
     )
     assert "tiny: NOT READY: no session yet with prefill/0/0" in table
-    lines = [cells(line) for line in table.splitlines()[3:]]
+    lines = [cells(line) for line in table.splitlines()[4:]]
     assert [cell.strip() for cell in lines[0]] == ["prefill/0/0", "no session"]
     assert [cell.strip() for cell in lines[1]] == ["decode/0/0", "lost no answer"]
     assert lines[2][7].strip() == "0%"  # no prompt yet
+
+
+def test_where_prompts_were_computed_is_said_of_all_decode_ranks():
+    one, two = up("decode/0/0"), up("decode/1/0")
+    one["transfers"] = {"placed": {"local": 3, "remote_long": 4}}
+    two["transfers"] = {"placed": {"local": 1, "remote_long": 1, "remote_first": 2}}
+    line = status.render(answer(one, two)).splitlines()[2]
+    assert line == "prompts: 7 handed over (long 5, first 2), 4 computed by decode ranks"
 
 
 def test_a_stuck_rank_says_for_how_long_and_in_what():

@@ -144,6 +144,14 @@ def test_a_cluster_in_one_process_needs_no_ray(folder):
     assert (needed["processes"], needed["Ray"]) == (preflight.PROCESS_BYTES, 0)
 
 
+def test_ranks_as_plain_processes_need_no_ray(folder):
+    config = cpu("cluster.runtime=process")
+    needed = preflight.memory_needed(config, read_spec(folder), MIB)
+    assert (needed["processes"], needed["Ray"]) == (3 * preflight.PROCESS_BYTES, 0)
+    no_ray = machine(absent=frozenset({"ray"}))
+    assert preflight.packages_problem(config, no_ray) is None
+
+
 def test_too_little_memory_says_how_much_and_what_to_change(folder):
     spec = read_spec(folder)
     needed = sum(preflight.memory_needed(cpu(), spec, MIB).values())

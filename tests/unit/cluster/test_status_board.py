@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from msgspec.structs import replace
+
 from cluster.dump import Ask
-from cluster.status import StatusBoard
+from cluster.status import StatusBoard, serving
 from core.dump import Busy, RankDump
 from core.errors import RankLost
+from core.handoffs import HandoffCount
 from core.metrics import PrometheusSink
 from core.wire import FinishReason, Incarnation, LoadReport, RankStatus, Role
+from router.readiness import Readiness
 from router.replicas import Replicas, Retry
 from router.selftest import SelfTest
 from tests.support.eventually import eventually, run_tidy
 from tests.support.fake_ranks import FakeClient, Fleet
 from tests.support.fake_streams import FakeStreams, chunk
+from tests.support.wires import incarnation, rank_info
 
 
 async def nobody(life: Incarnation) -> RankDump:
@@ -111,5 +116,36 @@ def test_metrics_show_each_live_rank_and_forget_those_that_left():
             page = status_board.metrics().decode()
             assert 'rank="decode/0/0"' in page
             assert 'rank="prefill/0/0"' not in page
+
+    run_tidy(main)
+
+
+def test_how_requests_are_served():
+    def said(*roles: Role, reason: str = "", transport: str = "mooncake tcp") -> str:
+        infos = [
+            replace(
+                rank_info(incarnation(role.value), role),
+                transport="" if role is Role.UNIFIED else transport,
+            )
+            for role in roles
+        ]
+        return serving(infos, Readiness(ready=not reason, reason=reason))
+
+    pair = (Role.PREFILL, Role.DECODE)
+    assert said(*pair) == "prefill/decode over mooncake tcp"
+    assert said(Role.UNIFIED).startswith("unified")
+    assert said(Role.PREFILL) == "prefill/decode, not in effect: no decode rank is there"
+    assert said(*pair, reason="KV geometry differs").endswith("not in effect: KV geometry differs")
+
+
+def test_counters_of_handoffs_come_from_the_latest_report():
+    async def main() -> None:
+        async with board(a_pair(), lambda r: r.complete) as (status_board, replicas):
+            (decode,) = replicas.routable(Role.DECODE)
+            count = HandoffCount(fences=2)
+            decode.client.transfers = count.report(held_pages=3)
+            page = status_board.metrics().decode()
+            assert 'antiphon_handoff_fences_total{rank="decode/0/0",role="decode"} 2.0' in page
+            assert 'handoff_fences_total{rank="prefill' not in page
 
     run_tidy(main)

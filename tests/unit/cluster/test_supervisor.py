@@ -31,6 +31,7 @@ class World:
 
     async def _test(self, rank: RankId) -> str:
         self.tested.append(rank)
+        await asyncio.sleep(0.001)
         return self.fails.pop(rank, "")
 
     async def _idle(self, rank: RankId) -> None:
@@ -109,6 +110,8 @@ def test_a_rank_that_fails_its_test_is_stopped_and_tried_again():
             await eventually(lambda: P1 in world.serving())
             assert world.tested.count(P1) == 2
             assert P1 in world.launcher.stopped
+            (state,) = [s for s in world.supervisor.states() if s.rank == P1]
+            assert state.problem == "no KV arrived"
 
     asyncio.run(main())
 

@@ -30,6 +30,14 @@ def test_overrides_are_yaml_values_and_the_last_one_wins():
     assert (tree.decode.replicas, tree.model.served_name, tree.router.port) == (3, "tiny", 0)
 
 
+def test_off_is_a_word_and_false_is_not():
+    words = ("disagg.local_prefill=off", "disagg.checksum=off", "router.grpc=false")
+    tree = presets.read("cpu", words)
+    assert (tree.disagg.local_prefill, tree.disagg.checksum) == ("off", "off")
+    assert tree.router.grpc is False
+    assert presets.read("cpu", ("disagg.local_prefill=64",)).disagg.local_prefill == 64
+
+
 def test_an_override_turns_a_pair_into_one_group():
     tree = presets.read("cpu", ("prefill=null", "decode=null", "unified.replicas=2"))
     assert tree.unified is not None

@@ -21,6 +21,30 @@ KINDS = Registry[object](
 )
 
 
+def nothing_missing():
+    return ()
+
+
+def no_compiler():
+    return ("a compiler",)
+
+
+def test_a_check_says_what_else_is_missing():
+    registry = Registry[object](
+        "number",
+        {
+            "built": Entry("fractions:Fraction", check=f"{__name__}:no_compiler"),
+            "ready": Entry("fractions:Fraction", check=f"{__name__}:nothing_missing"),
+            "lib": Entry("a:b", needs=("absent_x",), check="never_imported:check"),
+        },
+        order=("lib", "built", "ready"),
+    )
+    assert registry.usable() == ("ready",)
+    assert registry.resolve("auto") == "ready"
+    with pytest.raises(BackendUnavailable, match="needs a compiler: install it"):
+        registry.load("built")
+
+
 def test_load_returns_the_named_attribute():
     assert KINDS.load("exact") is Fraction
 

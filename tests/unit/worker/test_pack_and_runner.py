@@ -100,3 +100,28 @@ def test_the_runner_reads_the_request_table_as_it_is_at_launch(table, plan):
     table.write(0, 0, np.array([4, 4, 2], np.int32))
     runner.launch(plan)
     assert model.seen[0].slots[1].tolist() == [4, 4, 2]
+
+
+def test_a_late_token_is_the_one_that_its_row_sampled_last(table, plan):
+    model = Looker()
+    runner = ModelRunner(model, KVPool(dense(), 10, torch.float32), table)
+    first = runner.launch(plan)  # row 2 samples 13, row 0 samples 14
+    penalised = SamplingParams(
+        max_new_tokens=4, temperature=0.0, presence_penalty=2.0, logit_bias=((13, 1.5),)
+    )
+    known = np.array([14], np.int32)
+    late = StepPlan(
+        kinds=(RowKind.DECODE, RowKind.EXTEND, RowKind.DECODE),
+        rows=(0, 1, 2),
+        query_start=(0, 1, 3, 4),
+        kv_lens=(4, 2, 5),
+        token_ids=np.array([-1, 3, 4, -1], np.int32),
+        samples=(SampleRow(0, 6, GREEDY), SampleRow(2, 1, penalised, output=known)),
+        late=(0, 2),
+    )
+    second = runner.launch(late)
+    assert model.seen[1].token_ids.tolist() == [14, 3, 4, 13]
+    assert late.token_ids.tolist() == [-1, 3, 4, -1], "a plan is not changed"
+    assert runner.collect(first).token_ids == (13, 14)
+    # The penalty takes 14, which the plan knew, and 13, which it did not.
+    assert runner.collect(second).token_ids == (15, 0)

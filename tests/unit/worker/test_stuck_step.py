@@ -18,7 +18,7 @@ from core.rpc.client import RankClient, SessionPace, ask_dump
 from core.rpc.server import RankServer, ServerLimits
 from tests.support.engines import make_unified
 from tests.support.eventually import eventually, run_tidy
-from tests.support.fake_runner import FakeRunner, generate
+from tests.support.fake_runner import FakeRunner, Ticket, generate
 from tests.support.requests import request
 from tests.support.wires import incarnation, rank_info
 from worker.loop import StepLoop
@@ -38,7 +38,7 @@ class Hanging:
         self.hangs = threading.Event()
         self.go_on = threading.Event()
 
-    def launch(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> Ticket:
         self.hangs.set()
         self.wait_for_a_kernel()
         return self.runner.launch(plan)
@@ -46,8 +46,8 @@ class Hanging:
     def wait_for_a_kernel(self) -> None:
         self.go_on.wait(SOON_S)
 
-    def collect(self, ticket: StepResult) -> StepResult:
-        return ticket
+    def collect(self, ticket: Ticket) -> StepResult:
+        return self.runner.collect(ticket)
 
 
 class Rank:

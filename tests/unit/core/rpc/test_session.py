@@ -150,6 +150,32 @@ def test_a_malformed_message_ends_the_session():
     run_tidy(main)
 
 
+def test_a_session_that_ends_while_its_first_report_is_written_tells_the_caller():
+    hello = to_rank_codec().encode(wire.Hello(version=wire.PROTOCOL_VERSION, router="r1"))
+
+    async def read_all(call) -> None:
+        while await call.read() is not grpc.aio.EOF:
+            continue  # Welcome, perhaps
+
+    async def end_at_once(rank: StepThread) -> str:
+        async with grpc.aio.insecure_channel(
+            rank.info.incarnation.endpoint, options=service.CHANNEL_OPTIONS
+        ) as channel:
+            call = channel.stream_stream(service.path(service.SESSION))()
+            await call.write(hello)
+            await call.write(b"\xc1nonsense")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await asyncio.wait_for(read_all(call), 5)
+            return caught.value.code().name
+
+    async def main() -> None:
+        async with serving() as rank:
+            ends = [await end_at_once(rank) for _ in range(30)]
+            assert set(ends) == {"ABORTED"}
+
+    run_tidy(main)
+
+
 def test_another_incarnation_on_the_same_port_is_not_the_rank():
     async def main() -> None:
         async with serving(nonce="new") as rank:

@@ -9,6 +9,7 @@ import torch
 
 from tests.support import tiny_models
 from worker.architectures import read_spec
+from worker.attention.base import ATTENTION
 from worker.cache.kv_pool import KVPool
 from worker.model_spec import ModelSpec
 from worker.models.base import Model
@@ -29,13 +30,19 @@ class Case:
         return torch.randint(self.spec.vocab, (count,), generator=generator).tolist()
 
 
-@pytest.fixture(scope="session", params=(*tiny_models.NAMES, "trained"))
+# every architecture with the backend that "auto" takes; the trained model with each
+CASES = [(name, "auto") for name in tiny_models.NAMES]
+CASES += [("trained", backend) for backend in ATTENTION.usable()]
+
+
+@pytest.fixture(scope="session", params=CASES, ids="-".join)
 def case(request, tmp_path_factory):
     """Every architecture variant, in fp32."""
     torch.set_num_threads(1)
-    if request.param == "trained":
+    name, attention = request.param
+    if name == "trained":
         checkpoint = tiny_models.trained()
     else:
-        checkpoint = tiny_models.make(request.param, tmp_path_factory.mktemp(request.param))
+        checkpoint = tiny_models.make(name, tmp_path_factory.mktemp(name))
     spec = read_spec(checkpoint.folder)
-    return Case(checkpoint, spec, load_model(checkpoint.folder, spec, torch.float32))
+    return Case(checkpoint, spec, load_model(checkpoint.folder, spec, torch.float32, attention))

@@ -57,3 +57,13 @@ def test_kept_matches_equal_fresh_ones(changes):
         )
         seen = fresh
         tree.check()
+
+
+def test_a_child_below_the_end_of_a_node_is_none_of_those_who_end_inside_it():
+    tree = RadixTree()
+    tree.insert(np.array([5, 5, 5], np.int32), np.arange(3, dtype=np.int32))
+    matches = Matches(tree)
+    one = Sequence.of(request("r", [5, 1, 1], 1), "router", 20)
+    matches.add(one)
+    tree.insert(np.array([5, 5, 5, 1], np.int32), np.arange(4, dtype=np.int32))
+    assert matches.length(one) == 1

@@ -32,6 +32,28 @@ def test_of_two_that_generated_as_much_the_longer_one_gives_more_pages_back():
     assert (long.retractions, short.retractions) == (1, 0)
 
 
+def test_a_lower_priority_gives_its_pages_up_before_one_that_generated_less():
+    bench = Bench(pages=12, max_running=3)
+    low = bench.add("low", [1, 2], max_new=9, priority=-1)
+    for _ in range(3):
+        bench.step()
+    young = bench.add("young", [3, 4], max_new=9)
+    while not bench.scheduler.retractions:
+        bench.step()
+    assert (low.retractions, young.retractions) == (1, 0)
+    bench.run()
+    assert bench.outputs["low"] == generate([1, 2], 9)
+
+
+def test_a_higher_priority_starts_before_what_was_retracted():
+    bench = Bench(pages=40, max_running=1)
+    one = bench.add("a", [1, 2, 3], max_new=4)
+    bench.step()
+    bench.scheduler.retract(one)
+    bench.add("b", [4, 5, 6], max_new=4, priority=1)
+    assert [rid for rid, _, _ in bench.step()] == ["b"]
+
+
 def test_tokens_generated_elsewhere_do_not_protect_a_sequence():
     """A migrated request would recompute nothing that this rank sampled."""
     bench = Bench(pages=14, step_tokens=100)

@@ -1,0 +1,196 @@
+"""Attention backends over shapes: ``python -m bench.micro.attention [--threads 1] [--quick]``.
+
+Prints a markdown table. Decode rows are judged by the memory they read, prompt chunks by the
+products they compute; each as a share of what torch reaches on this machine in the same minute.
+Caches are larger than the processor's, and slots are scattered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from worker.attention.base import ATTENTION, AttentionBackend, LatentUp
+from worker.cache.kv_pool import KVPool
+from worker.model_spec import MlaSpec, ModelSpec, RopeSpec
+from worker.pack import ForwardInput
+
+CACHE_BYTES = 128 * 2**20  # read by a round over all layers
+SLOTS = 16_384
+GEMM = 1024  # size of the matrices that measure the peak
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Heads of a model. An MLA model has ``rank``: its latent is rank + rope numbers."""
+
+    name: str
+    heads: int
+    kv_heads: int
+    dim: int
+    rank: int = 0
+    rope: int = 0
+
+    def spec(self, layers: int) -> ModelSpec:
+        """A model of these heads; what attention does not need is small."""
+        mla = None
+        if self.rank:
+            nope = self.dim - self.rope
+            mla = MlaSpec(
+                q_lora_rank=None,
+                kv_lora_rank=self.rank,
+                nope_dim=nope,
+                rope_dim=self.rope,
+                v_dim=nope,
+                interleaved=True,
+            )
+        return ModelSpec(
+            architecture="LlamaForCausalLM",
+            layers=layers,
+            hidden=64,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.dim,
+            intermediate=64,
+            vocab=64,
+            context_len=SLOTS,
+            norm_eps=1e-5,
+            eos_token_ids=(),
+            tie_embeddings=True,
+            dtype="bfloat16",
+            rope=RopeSpec(theta=1e4),
+            mla=mla,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``rows`` sequences of ``keys`` tokens, the last ``queries`` of which are new."""
+
+    shape: Shape
+    rows: int
+    keys: int
+    queries: int
+
+    def step(self) -> ForwardInput:
+        order = torch.randperm(SLOTS)
+        slots = order[: self.rows * self.keys].view(self.rows, self.keys)
+        positions = torch.arange(self.keys - self.queries, self.keys).repeat(self.rows)
+        tokens = self.rows * self.queries
+        return ForwardInput(
+            token_ids=torch.zeros(tokens, dtype=torch.int64),
+            positions=positions,
+            write_slots=slots[:, -self.queries :].reshape(-1),
+            query_start=tuple(range(0, tokens + 1, self.queries)),
+            kv_lens=(self.keys,) * self.rows,
+            slots=tuple(slots),
+            logit_rows=torch.arange(tokens),
+        )
+
+    @property
+    def operations(self) -> float:
+        """Of plain (expanded) attention: what its answer is worth."""
+        shape = self.shape
+        wide = 2 * shape.dim - shape.rope  # of a key and a value
+        pairs = self.rows * self.queries * (self.keys - (self.queries - 1) / 2)
+        return 2.0 * pairs * shape.heads * wide
+
+
+SMOLLM = Shape("SmolLM2 9/3 x 64", 9, 3, 64)
+LLAMA = Shape("Llama 32/8 x 128", 32, 8, 128)
+DEEPSEEK = Shape("MLA 16 x (512+64)", 16, 16, 192, rank=512, rope=64)
+CASES = tuple(
+    Case(shape, *size)
+    for shape in (SMOLLM, LLAMA, DEEPSEEK)
+    for size in ((1, 320, 1), (16, 320, 1), (1, 5000, 1), (1, 512, 512), (1, 4096, 512))
+)
+
+
+def best(run: Callable[[], object], repeats: int) -> float:
+    """Seconds of the fastest run, after one to warm up."""
+    run()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def peaks(dtype: torch.dtype, repeats: int) -> tuple[float, float]:
+    """(bytes a second read, operations a second multiplied) that torch reaches here."""
+    memory = torch.zeros(CACHE_BYTES // 4)
+    a, b = torch.randn(2, GEMM, GEMM).to(dtype)
+    read = CACHE_BYTES / best(memory.sum, repeats)
+    return read, 2.0 * GEMM**3 / best(lambda: a @ b, repeats)
+
+
+def measure(backend: AttentionBackend, case: Case, dtype: torch.dtype, repeats: int) -> float:
+    """Seconds of one layer's attention, KV write included."""
+    one = case.shape.spec(1).kv_numbers_per_token * dtype.itemsize * case.rows * case.keys
+    most = 2 * CACHE_BYTES // (case.shape.spec(1).kv_numbers_per_token * dtype.itemsize * SLOTS)
+    layers = max(1, min(CACHE_BYTES // one, most, 30))
+    spec = case.shape.spec(layers)
+    pool = KVPool(spec, SLOTS, dtype)
+    for tensor in pool.k + pool.v + pool.latent:
+        tensor.normal_()
+    step, shape = case.step(), case.shape
+    plan, tokens, scale = backend.plan(step), step.positions.shape[0], shape.dim**-0.5
+    q = torch.randn(tokens, shape.heads, shape.dim).to(dtype)
+    if shape.rank:
+        latent = torch.randn(tokens, shape.rank + shape.rope).to(dtype)
+        nope = shape.dim - shape.rope
+        weight = (torch.randn(shape.heads, 2 * nope, shape.rank) / shape.rank**0.5).to(dtype)
+        up = LatentUp(weight[:, :nope], weight[:, nope:])
+
+        def layer(index: int) -> object:
+            return backend.mla(plan, index, q, latent, up, pool, scale)
+    else:
+        k = torch.randn(tokens, shape.kv_heads, shape.dim).to(dtype)
+
+        def layer(index: int) -> object:
+            return backend.mha(plan, index, q, k, k, pool, scale)
+
+    return best(lambda: [layer(index) for index in range(layers)], repeats) / layers
+
+
+def table(dtype: torch.dtype, repeats: int) -> Iterator[str]:
+    read, multiply = peaks(dtype, repeats)
+    yield f"{dtype}, {torch.get_num_threads()} threads: torch reads {read / 1e9:.1f} GB/s,"
+    yield f"multiplies {multiply / 1e9:.0f} GFLOP/s.\n"
+    yield "| heads | rows x keys, new | backend | µs | share of peak |"
+    yield "|---|---|---|---:|---:|"
+    for case in CASES:
+        for name in ATTENTION.usable():
+            seconds = measure(ATTENTION.load(name)(), case, dtype, repeats)
+            if case.queries == 1:
+                spec = case.shape.spec(1)
+                size = spec.kv_numbers_per_token * dtype.itemsize * case.rows * case.keys
+                share = f"{size / seconds / read:.0%} of reading"
+            else:
+                share = f"{case.operations / seconds / multiply:.0%} of multiplying"
+            row = f"{case.rows} x {case.keys}, {case.queries}"
+            yield f"| {case.shape.name} | {row} | {name} | {seconds * 1e6:.0f} | {share} |"
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="bfloat16 alone, three repeats")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    repeats = 3 if options.quick else 9
+    with torch.inference_mode():
+        for dtype in (torch.bfloat16,) if options.quick else (torch.bfloat16, torch.float32):
+            for line in table(dtype, repeats):
+                print(line)
+            print()
+
+
+if __name__ == "__main__":
+    main()
