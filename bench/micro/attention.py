@@ -159,6 +159,7 @@ def measure(backend: AttentionBackend, case: Case, dtype: torch.dtype, repeats: 
 
 
 def table(dtype: torch.dtype, repeats: int) -> Iterator[str]:
+    """The lines of one dtype's table."""
     read, multiply = peaks(dtype, repeats)
     yield f"{dtype}, {torch.get_num_threads()} threads: torch reads {read / 1e9:.1f} GB/s,"
     yield f"multiplies {multiply / 1e9:.0f} GFLOP/s.\n"

@@ -45,7 +45,7 @@ class CpuAttention:
         starts = step.query_start
         spans = list(zip(starts, starts[1:], ends, ends[1:], strict=False))
         return CpuPlan(
-            step.write_slots,
+            step.write_slots.contiguous(),
             torch.cat(step.slots) if step.slots else torch.empty(0, dtype=torch.int64),
             torch.tensor(spans, dtype=torch.int64).view(-1, 4),
             tuple(span for span in spans if span[1] - span[0] > 1),

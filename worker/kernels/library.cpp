@@ -32,9 +32,28 @@ void check_words(const Tensor& t, const Tensor& like, int64_t dims) {
     TORCH_CHECK(t.size(d) <= 1 || t.stride(d) % 2 == 0, "strides must be even");
   TORCH_CHECK(reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 4 == 0, "unaligned tensor");
 }
-const int64_t* indices(const Tensor& t) {
-  TORCH_CHECK(t.dim() == 1 && t.scalar_type() == at::kLong && t.is_contiguous());
-  return t.const_data_ptr<int64_t>();
+// One-dimensional and within [0, limit): a kernel would read or write anywhere.
+const int64_t* indices(const Tensor& t, int64_t limit) {
+  TORCH_CHECK(t.dim() == 1 && t.scalar_type() == at::kLong && t.is_contiguous(),
+              "slots must be contiguous int64");
+  const int64_t* slots = t.const_data_ptr<int64_t>();
+  bool outside = false;
+  for (int64_t i = 0; i < t.size(0); ++i) outside |= slots[i] < 0 || slots[i] >= limit;
+  TORCH_CHECK(!outside, "a slot lies outside the pool");
+  return slots;
+}
+const Span* spans_of(const Tensor& t, int64_t queries, int64_t keys) {
+  TORCH_CHECK(t.dim() == 2 && t.size(1) == 4 && t.scalar_type() == at::kLong && t.is_contiguous(),
+              "four numbers a sequence are needed");
+  const Span* spans = static_cast<const Span*>(t.const_data_ptr());
+  for (int64_t b = 0; b < t.size(0); ++b) {
+    const Span& s = spans[b];
+    const int64_t own = s.end_query - s.first_query;
+    TORCH_CHECK(s.first_query >= 0 && own >= 0 && s.end_query <= queries && s.first_key >= 0 &&
+                    s.end_key <= keys && s.end_key - s.first_key >= own,
+                "a sequence lies outside the step");
+  }
+  return spans;
 }
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& spans,
@@ -45,14 +64,12 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   TORCH_CHECK(q.size(2) == k.size(2) && k.size(1) == v.size(1) && q.size(1) % k.size(1) == 0,
               "queries, keys and values do not fit together");
   TORCH_CHECK(scale > 0, "scale must be positive");
-  TORCH_CHECK(spans.dim() == 2 && spans.size(1) == 4 && spans.scalar_type() == at::kLong &&
-                  spans.is_contiguous(),
-              "four numbers a sequence are needed");
   Tensor out = at::empty({q.size(0), q.size(1), v.size(2)}, q.options());
   attend({type_of(q), q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(),
           out.mutable_data_ptr(),
           {q.stride(0), q.stride(1)}, {k.stride(0), k.stride(1)}, {v.stride(0), v.stride(1)},
-          static_cast<const Span*>(spans.const_data_ptr()), indices(slots), spans.size(0), q.size(1), k.size(1), q.size(2), v.size(2),
+          spans_of(spans, q.size(0), slots.size(0)), indices(slots, std::min(k.size(0), v.size(0))),
+          spans.size(0), q.size(1), k.size(1), q.size(2), v.size(2),
           static_cast<float>(scale), at::get_num_threads()});
   return out;
 }
@@ -75,7 +92,7 @@ void scatter_rows(Tensor& to, const Tensor& slots, const Tensor& from) {
   const int64_t size = from.element_size();
   scatter({static_cast<const char*>(from.const_data_ptr()),
            static_cast<char*>(to.mutable_data_ptr()), from.stride(0) * size, to.stride(0) * size,
-           row_numbers(to) * size, indices(slots), from.size(0)});
+           row_numbers(to) * size, indices(slots, to.size(0)), from.size(0)});
 }
 
 // out[t, h] = weight[h] @ x[t, h], or x[t, h] @ weight[h] where `transposed`.

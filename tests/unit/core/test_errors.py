@@ -30,7 +30,7 @@ def test_what_the_operator_can_mend_is_an_operator_error(name):
 
 
 def test_messages_name_the_fix():
-    assert "pip install" in str(errors.BackendUnavailable("tokenizer", "hf", ("tokenizers",)))
+    assert "install it" in str(errors.BackendUnavailable("tokenizer", "hf", ("tokenizers",)))
     assert "a, b" in str(errors.UnknownBackend("policy", "c", ("b", "a")))
 
 

@@ -128,3 +128,14 @@ def test_a_misfit_is_an_error_and_no_crash():
     spans, slots = torch.tensor([[0, 1, 0, 1]]), torch.zeros(1, dtype=torch.int64)
     with pytest.raises(RuntimeError, match="even"):
         torch.ops.antiphon.attention(odd, odd, odd, spans, slots, 1.0)
+
+
+def test_a_slot_outside_the_pool_is_an_error_and_no_crash():
+    pool, rows = torch.zeros(4, 1, 8), torch.zeros(1, 1, 8)
+    spans, far = torch.tensor([[0, 1, 0, 1]]), torch.tensor([4])
+    with pytest.raises(RuntimeError, match="outside the pool"):
+        torch.ops.antiphon.scatter_rows(pool, far, rows)
+    with pytest.raises(RuntimeError, match="outside the pool"):
+        torch.ops.antiphon.attention(rows, pool, pool, spans, far, 1.0)
+    with pytest.raises(RuntimeError, match="outside the step"):
+        torch.ops.antiphon.attention(rows, pool, pool, torch.tensor([[0, 2, 0, 2]]), far, 1.0)
