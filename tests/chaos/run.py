@@ -87,6 +87,8 @@ def _line(result: Result, now: float) -> str:
     notes = ", ".join(f"{name} {value:.2f}" for name, value in result.notes.items())
     seen = "never seen" if result.seen is None else result.seen.value
     verdict = "; ".join(result.problems) or "ok"
+    if result.excused:
+        verdict += f" but for {dict(result.excused)}"
     return f"{now:9.1f} {result.event} / {result.wanted.value} ({seen}): {verdict} [{notes}]"
 
 
@@ -97,7 +99,7 @@ def summary(results: list[Result], hosts: Hosts) -> str:
         parts.append(f"Not played: links cut off, because {hosts.problem}.")
     streams = sum(result.streams for result in results)
     failed = report.failures(results)
-    excused = sum(result.excused for result in results)
+    excused = sum(result.excused.total() for result in results)
     parts.append(
         f"{len(results)} events, {streams} streams compared (of them {excused} ended early with a"
         f" reason while no rank was left), {len(failed)} problems."

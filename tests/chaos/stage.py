@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -54,7 +55,8 @@ class Result:
     notes: dict[str, float] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     streams: int = 0  # compared with the undisturbed run
-    excused: int = 0  # of them, ended with a reason where no rank was left
+    # reasons with which some ended early while no rank was left
+    excused: Counter[str] = field(default_factory=Counter)
 
 
 class Stage:
@@ -190,7 +192,7 @@ class Stage:
             if problem := verdict(got, self._reference[_key(got.ask)]):
                 result.problems.append(problem)
         result.streams += len(load)
-        result.excused += sum(got.status != "OK" for got in load)
+        result.excused.update(got.words for got in load if got.status != "OK")
 
     async def settle(self, result: Result) -> None:
         clock = self._cluster.clock

@@ -66,7 +66,7 @@ def test_short_remainders_are_computed_by_the_decode_rank_and_give_the_same_answ
 def test_ranks_of_another_dtype_are_told_apart_in_the_answer():
     async def main() -> None:
         async with pd_hosts(TINY_MOE, decode_dtype="bfloat16", local_prefill=50) as pair:
-            answer = await pair.post(words(0, 20), 4)
+            answer = await pair.post(words(0, 20), 16)
             assert answer.status_code == 503
             message = answer.json()["error"]["message"]
             assert "dtype is 'float32' at the prefill rank, 'bfloat16' at the decode" in message
