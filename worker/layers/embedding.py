@@ -27,8 +27,9 @@ class Embedding:
 class LmHead:
     """Hidden state -> fp32 logits.
 
-    A tied head shares the embedding's weight; packing gives it a copy of its own, as looking up
-    rows needs the dense one.
+    Packing makes an fp32 copy of the weight, also where the rest computes in bf16: oneDNN would
+    round each logit to bf16's 8 bits, and the two best tokens of a step would often tie. A tied
+    head shares the embedding's weight until then.
     """
 
     def __init__(self, embedding: Embedding, *, tied: bool) -> None:
@@ -44,7 +45,8 @@ class LmHead:
         yield from self._linear.slots("")
 
     def pack(self) -> None:
+        self._linear = self._linear.widened()
         self._linear.pack()
 
     def __call__(self, x: Float[Tensor, "L hidden"]) -> Float[Tensor, "L vocab"]:
-        return self._linear(x).float()
+        return self._linear(x.float())

@@ -43,6 +43,10 @@ class Linear:
         linear._weight = weight
         return linear
 
+    def widened(self) -> Linear:
+        """The same in fp32. Call before ``pack``."""
+        return Linear.over(self._weight.float())
+
     def slots(self, prefix: str) -> Slots:
         """Where ``{prefix}{part}.weight`` (and ``.bias``) of a checkpoint go, before ``pack``."""
         start = 0
