@@ -106,7 +106,9 @@ def _add_operations(commands: Any) -> None:  # opaque: argparse's subparsers
 def _serve(args: argparse.Namespace) -> int:
     import asyncio
 
-    from core import log
+    from core import env, log
+
+    env.set_default("GRPC_VERBOSITY", "ERROR")  # Ray forks beside our gRPC threads, harmlessly
 
     config = words.read(args)
     log.setup("router", config.cluster.log_level, style=config.cluster.log_format)

@@ -34,8 +34,11 @@ async def listen(
     rpc: RpcFront | None,
     ready: Callable[[int, int | None], None],
     stop: asyncio.Event,
+    end_streams: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until ``stop`` is set. ``ready`` gets the ports, of HTTP and of gRPC.
+
+    ``end_streams`` is called first when stopping: it gives every open stream its reason.
 
     Raises PreflightError where a port is taken, ConfigError where a file of TLS is wrong.
     """
@@ -62,6 +65,7 @@ async def listen(
         tasks.create_task(server.serve(sockets=[sock]))
         ready(sock.getsockname()[1], grpc_port)
         await stop.wait()
+        end_streams()
         server.should_exit = True
         if rpc is not None:
             await rpc.stop(DRAIN_S)

@@ -80,6 +80,7 @@ async def join(config: ClusterConfig, url: str, say: Say, *, key: str = "", ca: 
                 parts.rpc,
                 lambda *ports: say(banner(config, *ports)),
                 stop_signals(),
+                parts.door.abort_all,
             )
             follower.cancel()
 

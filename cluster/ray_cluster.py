@@ -56,7 +56,14 @@ class RayLauncher:
                 "_system_config": {"worker_niceness": 0},  # 15 would starve ranks on a busy machine
             }
         terminate = signal.getsignal(signal.SIGTERM)
-        ray.init(address=self._config.address, logging_level=logging.ERROR, **options)
+        try:
+            ray.init(address=self._config.address, logging_level=logging.ERROR, **options)
+        except Exception as error:
+            words = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            raise PreflightError(
+                f"Ray did not start: {words} Try again when the machine is less busy, or run"
+                " without Ray: cluster.runtime=process"
+            ) from error
         signal.signal(signal.SIGTERM, terminate)  # Ray's own handler would exit on the spot
 
     async def start(self, spec: RankSpec) -> RankInfo:

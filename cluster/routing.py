@@ -38,6 +38,7 @@ class Router:
     """The parts of a router that ``serve`` runs."""
 
     app: FastAPI
+    door: FrontDoor
     rpc: RpcFront | None  # None: switched off
     replicas: Replicas
     selftest: SelfTest
@@ -98,6 +99,6 @@ async def router(settings: RouterConfig, model: ServedModel, folder: Path) -> As
     app = make_app(services)
     add_dump(app, DumpBoard(dispatcher.live, replicas).dump)
     try:
-        yield Router(app, rpc, replicas, selftest)
+        yield Router(app, door, rpc, replicas, selftest)
     finally:
         await replicas.close()

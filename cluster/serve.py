@@ -61,6 +61,7 @@ async def serve(config: ClusterConfig, say: Say) -> None:
             parts.rpc,
             lambda *ports: say(banner(config, *ports)),
             stop_signals(),
+            parts.door.abort_all,
         )
     say("stopped")
 
@@ -137,7 +138,6 @@ def _launcher(config: ClusterConfig) -> Launcher:
         return ProcessLauncher(config.cluster)
     env.set_default("RAY_DEDUP_LOGS_SKIP_REGEX", HARMLESS)
     env.set_default("RAY_DEDUP_LOGS_ALLOW_REGEX", "rid")  # each record about a request counts
-    env.set_default("GRPC_VERBOSITY", "ERROR")  # Ray forks beside our gRPC threads, harmlessly
     from cluster.ray_cluster import RayLauncher
 
     return RayLauncher(config.cluster)

@@ -119,6 +119,11 @@ class FrontDoor:
             stop()
         return stop is not None
 
+    def abort_all(self) -> None:
+        """End every open request with what is known: the server is going."""
+        for stop in list(self._aborts.values()):
+            stop()
+
     async def encode(self, prompt: str | ChatPrompt, *, add_special: bool = True) -> list[int]:
         """Token ids of a text or of a rendered conversation; raises RequestError.
 
