@@ -264,8 +264,9 @@ class World:
         link = self.links[pair]
         if link.epoch % 2:
             end = "d" if to == "p" else "p"
-            if end not in link.unaware:  # a message dropped is a loss to report
-                self._soon(1.0, lambda: self._tell_loss(pair, end))
+            if end not in link.unaware:  # a message dropped is a loss to report, in this life
+                link.unaware.add(end)
+                self._soon(1.0, lambda: self._notice(pair, end))
             return
         epoch = link.epoch
         link.queues[to].append(data)
@@ -307,7 +308,8 @@ class World:
             self._soon(1.0, lambda: self._restore(link))
 
     def _restore(self, link: Link) -> None:
-        link.epoch += 1
+        if link.epoch % 2 and not link.unaware:
+            link.epoch += 1
 
     def _tell_loss(self, pair: tuple[int, int], end: str) -> None:
         d, p = pair
