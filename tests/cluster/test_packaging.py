@@ -67,7 +67,9 @@ def test_the_wheel_holds_the_packages_and_nothing_else(built):
     assert tops == set(source.PACKAGES)
     assert "core/preset_files/cpu.yaml" in names
     shipped = {name for name in names if name.endswith(".py")}
-    assert shipped == {source.name(path) for path in source.modules()}
+    written = {*source.modules(), *source.GENERATED.glob("*.py")}
+    assert shipped == {source.name(path) for path in written}
+    assert any(name.endswith(".cpp") for name in names), "the kernels are built where they run"
 
 
 def test_the_sdist_holds_what_the_wheel_is_made_of(built):
