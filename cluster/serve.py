@@ -49,8 +49,9 @@ async def serve(config: ClusterConfig, say: Say) -> None:
     plan = Plan(config, folder, read_spec(folder), cpu())
     model = served_model(plan, int(RealClock().epoch()))
     async with (
+        opened(plan, say) as launcher,
         router(config.router, model, folder) as parts,
-        ranks(plan, parts, say) as supervisor,
+        ranks(plan, parts, launcher, say) as supervisor,
     ):
         add_operations(parts.app, operations(plan, supervisor))
         await supervisor.all_serving()
@@ -67,25 +68,37 @@ async def serve(config: ClusterConfig, say: Say) -> None:
 
 
 @asynccontextmanager
-async def ranks(plan: Plan, parts: Router, say: Say) -> AsyncIterator[Supervisor]:
-    """Start every rank and keep it serving; stop them all at the end."""
+async def opened(plan: Plan, say: Say) -> AsyncIterator[Launcher]:
+    """Whoever runs the ranks, ready to start some.
+
+    Before anything of gRPC: Ray forks its processes, and one that is forked beside gRPC's threads
+    may abort on a lock that they held.
+    """
     names = ", ".join(f"{s.rank} ({s.group.threads} threads)" for s in plan.ranks())
     say(f"starting {_WHERE[plan.config.cluster.runtime]}: {names}")
-    hooks = Hooks(parts.replicas.update, parts.selftest.through, parts.replicas.idle)
     launcher = _launcher(plan.config)
-    supervisor = Supervisor(launcher, plan.rank, hooks, RealClock(), plan.desired)
     try:
         await launcher.open()
-        async with task_group() as tasks:
-            running = tasks.create_task(supervisor.run())
-            try:
-                yield supervisor
-            finally:
-                say("stopping ranks")
-                parts.replicas.update(())  # their sessions end by our hand, not by loss
-                running.cancel()
+        yield launcher
     finally:
         await launcher.close()
+
+
+@asynccontextmanager
+async def ranks(
+    plan: Plan, parts: Router, launcher: Launcher, say: Say
+) -> AsyncIterator[Supervisor]:
+    """Start every rank and keep it serving; stop them all at the end."""
+    hooks = Hooks(parts.replicas.update, parts.selftest.through, parts.replicas.idle)
+    supervisor = Supervisor(launcher, plan.rank, hooks, RealClock(), plan.desired)
+    async with task_group() as tasks:
+        running = tasks.create_task(supervisor.run())
+        try:
+            yield supervisor
+        finally:
+            say("stopping ranks")
+            parts.replicas.update(())  # their sessions end by our hand, not by loss
+            running.cancel()
 
 
 def operations(plan: Plan, supervisor: Supervisor) -> Operations:
