@@ -49,7 +49,7 @@ serve: model  ## antiphon serve: the default model on http://127.0.0.1:8000 (ARG
 
 test: model lint types imports unit slow cluster  ## everything that must be green
 
-check: lint types imports unit  ## lint, types, import rules and fast tests: under a minute
+check: lint types imports unit  ## lint, types, import rules and fast tests: about two minutes
 
 lint: $(STAMP)  ## formatting and lint
 	$(BIN)/ruff format --check $(FOLDERS)
