@@ -54,6 +54,29 @@ struct Project {
 };
 void project(const Project& call);
 
+// A weight in the order in which linear reads it; `inner` must be even for bf16.
+struct PackLinear {
+  Type type;
+  const void* weight;  // [outer, inner]
+  uint32_t* out;       // packed_words(type, outer, inner)
+  int64_t weight_stride, outer, inner;
+  int threads;
+};
+void pack_linear(const PackLinear& call);
+int64_t packed_words(Type type, int64_t outer, int64_t inner);
+
+// out = x weightᵀ + bias.
+struct Linear {
+  Type type, out_type;     // out is FP32 or as the rest
+  const void* x;           // [rows, inner]
+  const uint32_t* weight;  // packed
+  const void* bias;        // [outer] or null
+  void* out;               // [rows, outer], contiguous
+  int64_t x_stride, rows, inner, outer;
+  int threads;
+};
+void linear(const Linear& call);
+
 // out = x / rms(x) * weight, row by row. With `delta`, x += delta comes first.
 struct RmsNorm {
   Type type;

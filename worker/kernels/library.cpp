@@ -110,6 +110,38 @@ void project_heads(Tensor& out, const Tensor& x, const Tensor& weight, bool tran
            at::get_num_threads()});
 }
 
+// The weight of linear_packed, as words: its shape is between the two.
+Tensor pack_weight(const Tensor& weight) {
+  check(weight, weight, 2);
+  const int64_t outer = weight.size(0), inner = weight.size(1);
+  const Type type = type_of(weight);
+  TORCH_CHECK(type == Type::FP32 || inner % 2 == 0, "a bfloat16 row must have an even length");
+  Tensor out = at::empty({packed_words(type, outer, inner)}, weight.options().dtype(at::kInt));
+  pack_linear({type, weight.const_data_ptr(), static_cast<uint32_t*>(out.mutable_data_ptr()),
+               weight.stride(0), outer, inner, at::get_num_threads()});
+  return out;
+}
+
+// x weightᵀ + bias, in fp32 where `wide`, else in x's dtype.
+Tensor linear_packed(const Tensor& x, const Tensor& weight, int64_t outer,
+                     const std::optional<Tensor>& bias, bool wide) {
+  check(x, x, 2);
+  const Type type = type_of(x);
+  TORCH_CHECK(weight.scalar_type() == at::kInt && weight.is_contiguous() &&
+                  weight.numel() == packed_words(type, outer, x.size(1)),
+              "the packed weight does not fit");
+  if (bias) {
+    check(*bias, x, 1);
+    TORCH_CHECK(bias->size(0) == outer, "the bias does not fit");
+  }
+  Tensor out = at::empty({x.size(0), outer}, wide ? x.options().dtype(at::kFloat) : x.options());
+  linear({type, type_of(out), x.const_data_ptr(),
+          static_cast<const uint32_t*>(weight.const_data_ptr()),
+          bias ? bias->const_data_ptr() : nullptr, out.mutable_data_ptr(), x.stride(0), x.size(0),
+          x.size(1), outer, at::get_num_threads()});
+  return out;
+}
+
 RmsNorm norm_of(const Tensor& x, const Tensor& weight, const Tensor& out, double eps) {
   check(x, x, x.dim());
   check(weight, x, 1);
@@ -178,6 +210,8 @@ TORCH_LIBRARY(antiphon, library) {
               " -> Tensor");
   library.def("scatter_rows(Tensor(a!) to, Tensor slots, Tensor rows) -> ()");
   library.def("project_heads(Tensor(a!) out, Tensor x, Tensor weight, bool transposed) -> ()");
+  library.def("pack_linear(Tensor weight) -> Tensor");
+  library.def("linear(Tensor x, Tensor weight, int outer, Tensor? bias, bool wide) -> Tensor");
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   library.def("rms_norm_(Tensor(a!) x, Tensor weight, float eps) -> ()");
   library.def("add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps) -> Tensor");
@@ -190,6 +224,8 @@ TORCH_LIBRARY_IMPL(antiphon, CPU, library) {
   library.impl("attention", &attention);
   library.impl("scatter_rows", &scatter_rows);
   library.impl("project_heads", &project_heads);
+  library.impl("pack_linear", &pack_weight);
+  library.impl("linear", &linear_packed);
   library.impl("rms_norm", &rms_norm_new);
   library.impl("rms_norm_", &rms_norm_in_place);
   library.impl("add_rms_norm", &add_rms_norm);

@@ -2,10 +2,9 @@
 //
 // Made of attention's tiles, so that a token's result is the same bits however many others there are.
 
-#include <vector>
-
 #include "kernels.h"
 #include "scratch.h"
+#include "team.h"
 #include "tiles.h"
 
 namespace antiphon {
@@ -86,14 +85,11 @@ class Head {
 template <class T>
 void project_all(const Project& call) {
   const int64_t pieces = (call.tokens + TASK_TOKENS - 1) / TASK_TOKENS;
-#pragma omp parallel for collapse(2) schedule(dynamic, 1) num_threads(call.threads) \
-    if (call.threads > 1)
-  for (int64_t head = 0; head < call.heads; ++head)
-    for (int64_t piece = 0; piece < pieces; ++piece) {
-      static thread_local Buffers buffers;
-      const int64_t first = piece * TASK_TOKENS;
-      Head<T>(call, head, buffers).run(first, std::min(first + TASK_TOKENS, call.tokens));
-    }
+  parallel_for(call.threads, call.heads * pieces, [&](int64_t task) {
+    static thread_local Buffers buffers;
+    const int64_t first = task % pieces * TASK_TOKENS;
+    Head<T>(call, task / pieces, buffers).run(first, std::min(first + TASK_TOKENS, call.tokens));
+  });
 }
 
 }  // namespace

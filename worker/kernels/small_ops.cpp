@@ -1,18 +1,21 @@
 // What stands between the large products: each reads its rows once and rounds once.
 
 #include "kernels.h"
+#include "team.h"
 #include "tiles.h"
 
 namespace antiphon {
 namespace {
 
-constexpr int64_t SERIAL_NUMBERS = 32 * 1024;  // below, waking a thread costs more than it saves
+constexpr int64_t SERIAL_NUMBERS = 8 * 1024;  // below, sharing costs more than it saves
 
 template <class Row>
 void for_rows(int64_t rows, int64_t numbers, int threads, Row row) {
-  const bool parallel = threads > 1 && rows > 1 && numbers > SERIAL_NUMBERS;
-#pragma omp parallel for schedule(static) num_threads(threads) if (parallel)
-  for (int64_t i = 0; i < rows; ++i) row(i);
+  // a few pieces a thread: handing one out costs as much as a short row
+  const int64_t piece = std::max<int64_t>(1, rows / (4 * threads));
+  parallel_for(numbers > SERIAL_NUMBERS ? threads : 1, (rows + piece - 1) / piece, [&](int64_t p) {
+    for (int64_t i = p * piece; i < std::min(rows, (p + 1) * piece); ++i) row(i);
+  });
 }
 
 // The first `count` of LANES elements as floats, the rest 0; and back.

@@ -27,17 +27,16 @@ class Embedding:
 class LmHead:
     """Hidden state -> fp32 logits.
 
-    Packing makes an fp32 copy of the weight, also where the rest computes in bf16: oneDNN would
-    round each logit to bf16's 8 bits, and the two best tokens of a step would often tie. A tied
-    head shares the embedding's weight until then.
+    Rounded to bf16's 8 bits, the two best logits of a step would often tie. A tied head shares the
+    embedding's weight until it is packed.
     """
 
     def __init__(self, embedding: Embedding, *, tied: bool) -> None:
         vocab, hidden = embedding.weight.shape
         self._linear = (
-            Linear.over(embedding.weight)
+            Linear.over(embedding.weight, wide=True)
             if tied
-            else Linear(hidden, {"lm_head": vocab}, embedding.weight.dtype)
+            else Linear(hidden, {"lm_head": vocab}, embedding.weight.dtype, wide=True)
         )
 
     def slots(self) -> Slots:
@@ -45,8 +44,7 @@ class LmHead:
         yield from self._linear.slots("")
 
     def pack(self) -> None:
-        self._linear = self._linear.widened()
         self._linear.pack()
 
     def __call__(self, x: Float[Tensor, "L hidden"]) -> Float[Tensor, "L vocab"]:
-        return self._linear(x.float())
+        return self._linear(x)

@@ -1,16 +1,14 @@
-"""Linear: y = x Wᵀ + b over one or several fused matrices, prepacked for oneDNN where it can be."""
+"""Linear: y = x Wᵀ + b over one or several fused matrices, packed where the kernels take it."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int32
 from torch import Tensor
 
+from worker.kernels.load import suits
 from worker.layers.parameter import Slot, Slots
-
-# Packing for one row makes 16 rows 30 % slower; packing for 16 costs one row nothing.
-PACK_ROWS = 16
 
 
 class Linear:
@@ -18,7 +16,9 @@ class Linear:
 
     ``parts`` names the fused matrices and their rows in order: ``{"q_proj": 576, ...}``.
     ``bias``: whether every part has one. ``rows`` may reorder a part's rows while loading (see
-    ``neighbour_rows``).
+    ``neighbour_rows``). ``wide``: results are fp32 and never rounded to the weight's dtype.
+
+    Packed, a row's result is the same bits whatever it is batched with.
     """
 
     def __init__(
@@ -29,23 +29,22 @@ class Linear:
         *,
         bias: bool = False,
         rows: dict[str, Tensor] | None = None,
+        wide: bool = False,
     ) -> None:
         self._parts = parts
         self._rows = rows or {}
-        self._weight = torch.empty(sum(parts.values()), inner, dtype=dtype)
-        self._bias = torch.empty(sum(parts.values()), dtype=dtype) if bias else None
-        self._packed = False
+        self._wide = wide
+        self._outer = sum(parts.values())
+        self._weight = torch.empty(self._outer, inner, dtype=dtype)
+        self._bias = torch.empty(self._outer, dtype=dtype) if bias else None
+        self._packed: Int32[Tensor, "words"] | None = None
 
     @classmethod
-    def over(cls, weight: Float[Tensor, "outer inner"]) -> Linear:
+    def over(cls, weight: Float[Tensor, "outer inner"], *, wide: bool = False) -> Linear:
         """A linear over a weight that someone else loads; packing copies it."""
-        linear = cls(weight.shape[1], {}, weight.dtype)
-        linear._weight = weight
+        linear = cls(weight.shape[1], {}, weight.dtype, wide=wide)
+        linear._outer, linear._weight = weight.shape[0], weight
         return linear
-
-    def widened(self) -> Linear:
-        """The same in fp32. Call before ``pack``."""
-        return Linear.over(self._weight.float())
 
     def slots(self, prefix: str) -> Slots:
         """Where ``{prefix}{part}.weight`` (and ``.bias``) of a checkpoint go, before ``pack``."""
@@ -58,32 +57,23 @@ class Linear:
             start += size
 
     def pack(self) -> None:
-        """Replace the dense weight by oneDNN's own layout. Slots handed out become stale."""
+        """Replace the dense weight by the kernels' layout. Slots handed out become stale."""
         self._rows = {}
         if can_pack(self._weight):
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight, PACK_ROWS)
-            self._packed = True
+            self._packed = torch.ops.antiphon.pack_linear(self._weight)
+            self._weight = self._weight.new_empty(0)
+        elif self._wide:
+            self._weight = self._weight.float()
 
     def __call__(self, x: Float[Tensor, "rows inner"]) -> Float[Tensor, "rows outer"]:
-        if not self._packed:
+        if self._packed is None:
+            if self._wide:
+                return F.linear(x.float(), self._weight.float(), self._bias)
             return F.linear(x, self._weight, self._bias)
-        if x.shape[0] == 1 and x.dtype == torch.float32:
-            # with one row oneDNN sums in another order; two rows keep a row's result the same
-            # whatever it is batched with
-            return _packed_linear(x.expand(2, -1).contiguous(), self._weight, self._bias)[:1]
-        return _packed_linear(x, self._weight, self._bias)
+        y: Tensor = torch.ops.antiphon.linear(x, self._packed, self._outer, self._bias, self._wide)
+        return y
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN can prepack this weight here."""
-    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call] # torch's own
-    if weight.device.type != "cpu" or not available:
-        return False
-    if weight.dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return weight.dtype == torch.float32
-
-
-def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return y
+    """Whether the kernels take this weight: they read bf16 numbers in pairs."""
+    return suits(weight) and (weight.dtype == torch.float32 or weight.shape[1] % 2 == 0)
