@@ -147,10 +147,10 @@ def measure(backend: AttentionBackend, case: Case, dtype: torch.dtype, repeats: 
         latent = torch.randn(tokens, shape.rank + shape.rope).to(dtype)
         nope = shape.dim - shape.rope
         weight = (torch.randn(shape.heads, 2 * nope, shape.rank) / shape.rank**0.5).to(dtype)
-        up = LatentUp(weight[:, :nope], weight[:, nope:])
+        packed = backend.pack(LatentUp(weight[:, :nope], weight[:, nope:]))
 
         def layer(index: int) -> object:
-            return backend.mla(plan, index, q, latent, up, pool, scale)
+            return backend.mla(plan, index, q, latent, packed, pool, scale)
     else:
         k = torch.randn(tokens, shape.kv_heads, shape.dim).to(dtype)
 

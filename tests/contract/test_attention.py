@@ -104,7 +104,7 @@ def check_mla(backend, mix, seed, dtype):
     q, latent = torch.randn(total, 4, 24).to(dtype), torch.randn(total, 32).to(dtype)
     weight = (torch.randn(4, 28, 24) / 5).to(dtype)
     up = LatentUp(weight[:, :16], weight[:, 16:])
-    out = backend.mla(backend.plan(step), 1, q, latent, up, pool, SCALE)
+    out = backend.mla(backend.plan(step), 1, q, latent, backend.pack(up), pool, SCALE)
     assert torch.equal(pool.latent[1][step.write_slots], latent)
     for token, seen in world.queries():
         cached = pool.latent[1][seen].double()

@@ -28,13 +28,17 @@ class LatentUp:
 class AttentionBackend(Protocol):
     """Causal attention for any mix of prompt chunks and decode rows in one step.
 
-    Both methods first write the step's new keys and values into ``pool`` at the step's write
+    ``mha`` and ``mla`` first write the step's new keys and values into ``pool`` at the step's write
     slots, then let every token attend to its own sequence up to itself. ``scale`` multiplies the
     scores. Softmax and accumulation are fp32. Implementations keep nothing between steps.
     """
 
     def plan(self, step: ForwardInput) -> Any:
         """What all layers of this step share; opaque to callers. Made once per step."""
+        ...
+
+    def pack(self, up: LatentUp) -> Any:
+        """The up-projections in the form that ``mla`` takes. Made once, after loading."""
         ...
 
     def mha(
@@ -56,7 +60,7 @@ class AttentionBackend(Protocol):
         layer: int,
         q: Float[Tensor, "T heads nope_rope"],
         latent: Float[Tensor, "T latent"],
-        up: LatentUp,
+        up: Any,  # opaque: from pack()
         pool: KVPool,
         scale: float,
     ) -> Float[Tensor, "T heads v_dim"]:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
 from worker.attention.base import LatentUp
-from worker.attention.mla_form import MlaForm, expands, heads_at_once
+from worker.attention.mla_form import MlaForm, MlaSizes, expands, heads_at_once
 from worker.cache.kv_pool import KVPool
 from worker.kernels.load import missing as missing  # what the registry asks
 from worker.pack import ForwardInput
@@ -30,6 +30,16 @@ class CpuPlan:
     slots: Int64[Tensor, "S"]  # of all sequences, one after the other
     spans: Int64[Tensor, "B 4"]  # first query, end of queries, first slot, end of slots
     prompts: tuple[tuple[int, int, int, int], ...]  # the spans with several queries
+
+
+@dataclass(frozen=True, slots=True)
+class PackedUp:
+    """An MLA layer's up-projections as the kernels read them."""
+
+    absorb: Int32[Tensor, "heads absorb_words"]  # of a query into the latents: the key's, transposed
+    key: Int32[Tensor, "heads key_words"]
+    value: Int32[Tensor, "heads value_words"]
+    sizes: MlaSizes
 
 
 class CpuAttention:
@@ -50,6 +60,10 @@ class CpuAttention:
             torch.tensor(spans, dtype=torch.int64).view(-1, 4),
             tuple(span for span in spans if span[1] - span[0] > 1),
         )
+
+    def pack(self, up: LatentUp) -> PackedUp:
+        pack = torch.ops.antiphon.pack_linear
+        return PackedUp(pack(up.key.transpose(1, 2)), pack(up.key), pack(up.value), MlaSizes.of(up))
 
     def mha(
         self,
@@ -72,7 +86,7 @@ class CpuAttention:
         layer: int,
         q: Float[Tensor, "T heads nope_rope"],
         latent: Float[Tensor, "T latent"],
-        up: LatentUp,
+        up: PackedUp,
         pool: KVPool,
         scale: float,
     ) -> Float[Tensor, "T heads v_dim"]:
@@ -82,16 +96,16 @@ class CpuAttention:
         expanded = [span for span in plan.prompts if self._expands(span, up, cache)]
         if not expanded:
             return _absorbed(q, cache, up, plan.spans, plan.slots, scale)
-        out = q.new_empty(q.shape[0], q.shape[1], up.value.shape[1])
+        out = q.new_empty(q.shape[0], q.shape[1], up.sizes.value)
         for first, stop, start, end in expanded:
             paged = cache.index_select(0, plan.slots[start:end])
             out[first:stop] = _expanded(q[first:stop], paged, up, scale)
         _the_rest(out, q, cache, up, plan, expanded, scale)
         return out
 
-    def _expands(self, span: Sequence[int], up: LatentUp, cache: Tensor) -> bool:
+    def _expands(self, span: Sequence[int], up: PackedUp, cache: Tensor) -> bool:
         first, stop, start, end = span
-        return expands(self._mla_form, stop - first, end - start, up, cache.shape[1])
+        return expands(self._mla_form, stop - first, end - start, up.sizes, cache.shape[1])
 
 
 def _attend(
@@ -110,7 +124,7 @@ def _the_rest(
     out: Float[Tensor, "T heads v_dim"],
     q: Float[Tensor, "T heads nope_rope"],
     cache: Float[Tensor, "slots latent"],
-    up: LatentUp,
+    up: PackedUp,
     plan: CpuPlan,
     expanded: list[tuple[int, int, int, int]],
     scale: float,
@@ -132,32 +146,32 @@ def _the_rest(
 def _absorbed(
     q: Float[Tensor, "n heads nope_rope"],
     cache: Float[Tensor, "slots latent"],
-    up: LatentUp,
+    up: PackedUp,
     spans: Int64[Tensor, "B 4"],
     slots: Int64[Tensor, "S"],
     scale: float,
 ) -> Float[Tensor, "n heads v_dim"]:
     """Queries that score against latents directly: q · (W c) = (q W) · c."""
-    heads, nope, rank = up.key.shape
+    nope, rank, heads = up.sizes.nope, up.sizes.rank, q.shape[1]
     absorbed = q.new_empty(q.shape[0], heads, cache.shape[1])
-    torch.ops.antiphon.project_heads(absorbed[..., :rank], q[..., :nope], up.key, True)
+    torch.ops.antiphon.linear_heads(absorbed[..., :rank], q[..., :nope], up.absorb)
     absorbed[..., rank:] = q[..., nope:]
     shared = cache.unsqueeze(1)  # one key-value head
     attended = _attend(absorbed, shared, shared[..., :rank], spans, slots, scale)
-    out = q.new_empty(q.shape[0], heads, up.value.shape[1])
-    torch.ops.antiphon.project_heads(out, attended, up.value, False)
+    out = q.new_empty(q.shape[0], heads, up.sizes.value)
+    torch.ops.antiphon.linear_heads(out, attended, up.value)
     return out
 
 
 def _expanded(
     q: Float[Tensor, "queries heads nope_rope"],
     paged: Float[Tensor, "keys latent"],
-    up: LatentUp,
+    up: PackedUp,
     scale: float,
 ) -> Float[Tensor, "queries heads v_dim"]:
     """Ordinary attention over expanded keys and values, some heads at a time to bound memory."""
-    heads, nope, rank = up.key.shape
-    keys, head_dim, v_dim = paged.shape[0], q.shape[2], up.value.shape[1]
+    nope, rank, heads = up.sizes.nope, up.sizes.rank, q.shape[1]
+    keys, head_dim, v_dim = paged.shape[0], q.shape[2], up.sizes.value
     at_once = min(heads, heads_at_once(keys, head_dim))
     spans, slots = torch.tensor([[0, q.shape[0], 0, keys]]), torch.arange(keys)
     out = q.new_empty(q.shape[0], heads, v_dim)
@@ -165,9 +179,9 @@ def _expanded(
         part = slice(first, min(first + at_once, heads))
         c = paged[:, :rank].unsqueeze(1).expand(-1, part.stop - first, -1)
         k = q.new_empty(keys, part.stop - first, head_dim)
-        torch.ops.antiphon.project_heads(k[..., :nope], c, up.key[part], False)
+        torch.ops.antiphon.linear_heads(k[..., :nope], c, up.key[part])
         k[..., nope:] = paged[:, rank:].unsqueeze(1)  # the rotary key is the same for all heads
         v = q.new_empty(keys, part.stop - first, v_dim)
-        torch.ops.antiphon.project_heads(v, c, up.value[part], False)
+        torch.ops.antiphon.linear_heads(v, c, up.value[part])
         out[:, part] = _attend(q[:, part], k, v, spans, slots, scale)
     return out

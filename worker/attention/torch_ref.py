@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from worker.attention.base import LatentUp
-from worker.attention.mla_form import MlaForm, expands, heads_at_once
+from worker.attention.mla_form import MlaForm, MlaSizes, expands, heads_at_once
 from worker.attention.torch_plan import DecodeBatch, Extend, TorchPlan, make_plan
 from worker.cache.kv_pool import KVPool
 from worker.pack import ForwardInput
@@ -25,6 +25,10 @@ class TorchAttention:
 
     def plan(self, step: ForwardInput) -> TorchPlan:
         return make_plan(step)
+
+    def pack(self, up: LatentUp) -> LatentUp:
+        """As they are."""
+        return up
 
     def mha(
         self,
@@ -85,7 +89,7 @@ class TorchAttention:
 
     def _expands(self, row: Extend, up: LatentUp, latent: int) -> bool:
         queries, keys = row.stop - row.start, row.slots.shape[0]
-        return expands(self._mla_form, queries, keys, up, latent)
+        return expands(self._mla_form, queries, keys, MlaSizes.of(up), latent)
 
 
 def _pages(cache: Float[Tensor, "slots *shape"], batch: DecodeBatch) -> Float[Tensor, "n P *shape"]:

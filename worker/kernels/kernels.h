@@ -40,39 +40,33 @@ struct Scatter {
 };
 void scatter(const Scatter& call);
 
-// out[t, h] = weight[h] x[t, h]: `outer` numbers from `inner`.
-// `transposed`: weight[h] is [inner, outer] and not [outer, inner].
-struct Project {
-  Type type;
-  const void* x;       // [T, heads, inner]
-  const void* weight;  // [heads, outer, inner] or [heads, inner, outer]
-  void* out;           // [T, heads, outer]
-  int64_t x_strides[2], weight_strides[2], out_strides[2];
-  int64_t tokens, heads, inner, outer;
-  bool transposed;
-  int threads;
-};
-void project(const Project& call);
-
-// A weight in the order in which linear reads it; `inner` must be even for bf16.
+// Matrices in the order in which linear reads them; `inner` must be even for bf16.
 struct PackLinear {
   Type type;
-  const void* weight;  // [outer, inner]
-  uint32_t* out;       // packed_words(type, outer, inner)
-  int64_t weight_stride, outer, inner;
+  const void* weight;  // [matrices, outer, inner]
+  uint32_t* out;       // [matrices, packed_words(type, outer, inner)]
+  int64_t strides[3], matrices, outer, inner;
   int threads;
 };
 void pack_linear(const PackLinear& call);
 int64_t packed_words(Type type, int64_t outer, int64_t inner);
 
-// out = x weightᵀ + bias.
+// The rows that one matrix is for: where their first one begins in x and in out, in elements.
+struct Part {
+  int64_t x, out, rows;
+};
+
+// out = x weightᵀ + bias, part by part, with a matrix for each.
 struct Linear {
   Type type, out_type;     // out is FP32 or as the rest
-  const void* x;           // [rows, inner]
-  const uint32_t* weight;  // packed
+  const void* x;
+  const uint32_t* weight;  // [parts, packed_words(type, outer, inner)]
   const void* bias;        // [outer] or null
-  void* out;               // [rows, outer], contiguous
-  int64_t x_stride, rows, inner, outer;
+  void* out;
+  int64_t x_stride, out_stride;  // from row to row
+  int64_t inner, outer;
+  const Part* part;
+  int64_t parts;
   int threads;
 };
 void linear(const Linear& call);
@@ -120,5 +114,23 @@ struct Argmax {
   int threads;
 };
 void argmax(const Argmax& call);
+
+// How one row's token is drawn; what is off is 0, top_p 1.
+struct Draw {
+  double temperature, min_p, top_p;  // temperature <= 0 is greedy
+  int64_t top_k, seed, position;
+};
+
+// A token for each row of logits, and the largest distance from the best one that was left to it,
+// in units of the temperature.
+struct Sample {
+  const float* logits;  // [rows, vocab]
+  const Draw* draws;    // [rows]
+  int64_t* tokens;      // [rows]
+  float* limits;        // [rows]
+  int64_t stride, rows, vocab;
+  int threads;
+};
+void sample(const Sample& call);
 
 }  // namespace antiphon

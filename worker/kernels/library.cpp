@@ -5,6 +5,8 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <vector>
+
 #include "kernels.h"
 
 namespace antiphon {
@@ -95,51 +97,73 @@ void scatter_rows(Tensor& to, const Tensor& slots, const Tensor& from) {
            row_numbers(to) * size, indices(slots, to.size(0)), from.size(0)});
 }
 
-// out[t, h] = weight[h] @ x[t, h], or x[t, h] @ weight[h] where `transposed`.
-void project_heads(Tensor& out, const Tensor& x, const Tensor& weight, bool transposed) {
-  check_words(x, x, 3);
-  check_words(weight, x, 3);
-  check(out, x, 3);
-  const int64_t inner = weight.size(transposed ? 1 : 2), outer = weight.size(transposed ? 2 : 1);
-  TORCH_CHECK(x.size(2) == inner && out.size(2) == outer && weight.size(0) == x.size(1) &&
-                  out.size(1) == x.size(1) && out.size(0) == x.size(0),
-              "shapes do not fit together");
-  project({type_of(x), x.const_data_ptr(), weight.const_data_ptr(), out.mutable_data_ptr(),
-           {x.stride(0), x.stride(1)}, {weight.stride(0), weight.stride(1)},
-           {out.stride(0), out.stride(1)}, x.size(0), x.size(1), inner, outer, transposed,
-           at::get_num_threads()});
-}
-
-// The weight of linear_packed, as words: its shape is between the two.
+// What the linear operators read: [outer, inner], or [matrices, outer, inner] with any strides. Its
+// words stand in as many rows as there are matrices.
 Tensor pack_weight(const Tensor& weight) {
-  check(weight, weight, 2);
-  const int64_t outer = weight.size(0), inner = weight.size(1);
-  const Type type = type_of(weight);
+  const Tensor all = weight.dim() == 2 ? weight.unsqueeze(0) : weight;
+  TORCH_CHECK(all.dim() == 3, "one matrix, or several of a shape, are needed");
+  const int64_t matrices = all.size(0), outer = all.size(1), inner = all.size(2);
+  const Type type = type_of(all);
   TORCH_CHECK(type == Type::FP32 || inner % 2 == 0, "a bfloat16 row must have an even length");
-  Tensor out = at::empty({packed_words(type, outer, inner)}, weight.options().dtype(at::kInt));
-  pack_linear({type, weight.const_data_ptr(), static_cast<uint32_t*>(out.mutable_data_ptr()),
-               weight.stride(0), outer, inner, at::get_num_threads()});
+  Tensor out =
+      at::empty({matrices, packed_words(type, outer, inner)}, all.options().dtype(at::kInt));
+  pack_linear({type, all.const_data_ptr(), static_cast<uint32_t*>(out.mutable_data_ptr()),
+               {all.stride(0), all.stride(1), all.stride(2)}, matrices, outer, inner,
+               at::get_num_threads()});
   return out;
 }
 
-// x weightᵀ + bias, in fp32 where `wide`, else in x's dtype.
-Tensor linear_packed(const Tensor& x, const Tensor& weight, int64_t outer,
-                     const std::optional<Tensor>& bias, bool wide) {
-  check(x, x, 2);
-  const Type type = type_of(x);
-  TORCH_CHECK(weight.scalar_type() == at::kInt && weight.is_contiguous() &&
-                  weight.numel() == packed_words(type, outer, x.size(1)),
+void multiply(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, Tensor& out,
+              int64_t outer, const std::vector<Part>& parts) {
+  const int64_t inner = x.size(-1);
+  TORCH_CHECK(weight.scalar_type() == at::kInt && weight.dim() == 2 && weight.is_contiguous() &&
+                  weight.size(0) == int64_t(parts.size()) &&
+                  weight.size(1) == packed_words(type_of(x), outer, inner),
               "the packed weight does not fit");
   if (bias) {
     check(*bias, x, 1);
     TORCH_CHECK(bias->size(0) == outer, "the bias does not fit");
   }
-  Tensor out = at::empty({x.size(0), outer}, wide ? x.options().dtype(at::kFloat) : x.options());
-  linear({type, type_of(out), x.const_data_ptr(),
+  linear({type_of(x), type_of(out), x.const_data_ptr(),
           static_cast<const uint32_t*>(weight.const_data_ptr()),
-          bias ? bias->const_data_ptr() : nullptr, out.mutable_data_ptr(), x.stride(0), x.size(0),
-          x.size(1), outer, at::get_num_threads()});
+          bias ? bias->const_data_ptr() : nullptr, out.mutable_data_ptr(), x.stride(0),
+          out.stride(0), inner, outer, parts.data(), int64_t(parts.size()), at::get_num_threads()});
+}
+
+// x weightᵀ + bias, in fp32 where `wide`, else in x's dtype.
+Tensor linear_rows(const Tensor& x, const Tensor& weight, int64_t outer,
+                   const std::optional<Tensor>& bias, bool wide) {
+  check(x, x, 2);
+  Tensor out = at::empty({x.size(0), outer}, wide ? x.options().dtype(at::kFloat) : x.options());
+  multiply(x, weight, bias, out, outer, {{0, 0, x.size(0)}});
   return out;
+}
+
+// The first counts[0] rows of x times the first matrix, the next counts[1] times the second, ..
+Tensor linear_groups(const Tensor& x, const Tensor& weight, int64_t outer, at::IntArrayRef counts) {
+  check(x, x, 2);
+  std::vector<Part> parts;
+  int64_t row = 0;
+  for (const int64_t rows : counts) {
+    TORCH_CHECK(rows >= 0, "a count is negative");
+    parts.push_back({row * x.stride(0), row * outer, rows});
+    row += rows;
+  }
+  TORCH_CHECK(row == x.size(0), "the counts are not those of the rows");
+  Tensor out = at::empty({x.size(0), outer}, x.options());
+  multiply(x, weight, std::nullopt, out, outer, parts);
+  return out;
+}
+
+// out[t, h] = weight[h] @ x[t, h].
+void linear_heads(Tensor& out, const Tensor& x, const Tensor& weight) {
+  check(x, x, 3);
+  check(out, x, 3);
+  TORCH_CHECK(out.size(0) == x.size(0) && out.size(1) == x.size(1), "out does not fit");
+  std::vector<Part> parts;
+  for (int64_t h = 0; h < x.size(1); ++h)
+    parts.push_back({h * x.stride(1), h * out.stride(1), x.size(0)});
+  multiply(x, weight, std::nullopt, out, out.size(2), parts);
 }
 
 RmsNorm norm_of(const Tensor& x, const Tensor& weight, const Tensor& out, double eps) {
@@ -203,35 +227,62 @@ Tensor argmax_rows(const Tensor& x) {
   return out;
 }
 
+// `shares` is [rows, 3]: temperature, min_p, top_p. `numbers` is [rows, 3]: top_k, seed, position.
+std::tuple<Tensor, Tensor> sample_rows(const Tensor& logits, const Tensor& shares,
+                                       const Tensor& numbers) {
+  check(logits, logits, 2);
+  const int64_t rows = logits.size(0);
+  TORCH_CHECK(logits.scalar_type() == at::kFloat && logits.size(1) > 0, "fp32 rows are needed");
+  TORCH_CHECK(shares.scalar_type() == at::kDouble && numbers.scalar_type() == at::kLong &&
+                  shares.is_contiguous() && numbers.is_contiguous() &&
+                  shares.sizes() == at::IntArrayRef({rows, 3}) && numbers.sizes() == shares.sizes(),
+              "three shares and three numbers a row are needed");
+  const double* share = shares.const_data_ptr<double>();
+  const int64_t* number = numbers.const_data_ptr<int64_t>();
+  std::vector<Draw> draws(rows);
+  for (int64_t i = 0; i < rows; ++i, share += 3, number += 3)
+    draws[i] = {share[0], share[1], share[2], number[0], number[1], number[2]};
+  Tensor tokens = at::empty({rows}, logits.options().dtype(at::kLong));
+  Tensor limits = at::empty({rows}, logits.options());
+  sample({logits.const_data_ptr<float>(), draws.data(), tokens.mutable_data_ptr<int64_t>(),
+          limits.mutable_data_ptr<float>(), logits.stride(0), rows, logits.size(1),
+          at::get_num_threads()});
+  return {tokens, limits};
+}
+
 }  // namespace
 
 TORCH_LIBRARY(antiphon, library) {
   library.def("attention(Tensor q, Tensor k, Tensor v, Tensor spans, Tensor slots, float scale)"
               " -> Tensor");
   library.def("scatter_rows(Tensor(a!) to, Tensor slots, Tensor rows) -> ()");
-  library.def("project_heads(Tensor(a!) out, Tensor x, Tensor weight, bool transposed) -> ()");
   library.def("pack_linear(Tensor weight) -> Tensor");
   library.def("linear(Tensor x, Tensor weight, int outer, Tensor? bias, bool wide) -> Tensor");
+  library.def("linear_groups(Tensor x, Tensor weight, int outer, int[] counts) -> Tensor");
+  library.def("linear_heads(Tensor(a!) out, Tensor x, Tensor weight) -> ()");
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   library.def("rms_norm_(Tensor(a!) x, Tensor weight, float eps) -> ()");
   library.def("add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps) -> Tensor");
   library.def("rotate_(Tensor(a!) x, Tensor rotations) -> ()");
   library.def("silu_mul(Tensor x) -> Tensor");
   library.def("argmax(Tensor x) -> Tensor");
+  library.def("sample(Tensor logits, Tensor shares, Tensor numbers) -> (Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(antiphon, CPU, library) {
   library.impl("attention", &attention);
   library.impl("scatter_rows", &scatter_rows);
-  library.impl("project_heads", &project_heads);
   library.impl("pack_linear", &pack_weight);
-  library.impl("linear", &linear_packed);
+  library.impl("linear", &linear_rows);
+  library.impl("linear_groups", &linear_groups);
+  library.impl("linear_heads", &linear_heads);
   library.impl("rms_norm", &rms_norm_new);
   library.impl("rms_norm_", &rms_norm_in_place);
   library.impl("add_rms_norm", &add_rms_norm);
   library.impl("rotate_", &rotate_in_place);
   library.impl("silu_mul", &silu_mul_new);
   library.impl("argmax", &argmax_rows);
+  library.impl("sample", &sample_rows);
 }
 
 }  // namespace antiphon

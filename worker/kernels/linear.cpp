@@ -1,9 +1,12 @@
-// y = x Wᵀ + b with a packed weight, for one row or for thousands.
+// y = x Wᵀ + b with a packed weight, for one row or for thousands, one matrix or many: experts with
+// some rows each, heads with a part of every row each.
 //
 // The weight is cut into panels of PANEL outputs; word w of a panel's outputs lies side by side, so
 // a panel is read from front to back. Rows of x are taken some at a time against each panel. A
 // number of y is one sum over the inner index, term after term in order: its bits do not depend on
 // how many rows there are, nor on the threads.
+
+#include <vector>
 
 #include "kernels.h"
 #include "scratch.h"
@@ -78,66 +81,95 @@ void put(typename To::Element* to, const Floats* from, int64_t count) {
   }
 }
 
+// Some rows of a part, at most MOST_ROWS, and where they lie packed.
+struct Chunk {
+  int64_t part, first, rows, at;
+};
+
+// Chunks [first, last) of one part: they meet a panel while it is in the cache.
+struct Block {
+  int64_t first, last;
+};
+
+struct Memory {
+  Scratch<uint32_t> x;
+  std::vector<Chunk> chunks;
+  std::vector<Block> blocks;
+};
+
 template <class T, class To>
 class Product {
  public:
-  explicit Product(const Linear& call)
-      : call_(call),
-        words_(words_of<T>(call.inner)),
-        per_(quotient(call.rows, quotient(call.rows, MOST_ROWS))),
-        chunks_(quotient(call.rows, per_)),
-        blocks_(quotient(chunks_, BLOCK_CHUNKS)),
-        panels_(panels(call.outer)) {}
+  Product(const Linear& call, Memory& memory)
+      : call_(call), words_(words_of<T>(call.inner)), panels_(panels(call.outer)), memory_(memory) {}
 
   void run() {
-    static thread_local Scratch<uint32_t> scratch;
-    x_ = scratch.reserve(chunks_ * chunk_words());
-    const bool alone = panels_ * PANEL * words_ < SERIAL_WORDS;
+    x_ = memory_.x.reserve(cut());
+    const auto& blocks = memory_.blocks;
+    const int64_t count = blocks.size();
+    const bool alone = panels_ * PANEL * words_ * count < SERIAL_WORDS;
     const int threads = alone ? 1 : call_.threads;
-    parallel_for(call_.rows * words_ < SERIAL_WORDS ? 1 : threads, blocks_, [&](int64_t block) {
-      for (int64_t c = block * BLOCK_CHUNKS; c < last_chunk(block); ++c) pack(c);
+    parallel_for(rows_ * words_ < SERIAL_WORDS ? 1 : threads, count, [&](int64_t block) {
+      for (int64_t c = blocks[block].first; c < blocks[block].last; ++c) pack(memory_.chunks[c]);
     });
-    const int64_t group = std::max<int64_t>(1, panels_ * blocks_ / (threads * TASKS));
+    const int64_t group = std::max<int64_t>(1, panels_ * count / (threads * TASKS));
     const int64_t groups = quotient(panels_, group);
-    parallel_for(threads, blocks_ * groups, [&](int64_t task) {
-      const int64_t block = task / groups, first = task % groups * group;
+    parallel_for(threads, count * groups, [&](int64_t task) {
+      const Block& block = blocks[task / groups];
+      const int64_t first = task % groups * group;
       for (int64_t p = first; p < std::min(first + group, panels_); ++p)
-        for (int64_t c = block * BLOCK_CHUNKS; c < last_chunk(block); ++c) piece(c, p);
+        for (int64_t c = block.first; c < block.last; ++c) piece(memory_.chunks[c], p);
     });
   }
 
  private:
-  int64_t last_chunk(int64_t block) const {
-    return std::min((block + 1) * BLOCK_CHUNKS, chunks_);
+  // Chunks of about equal size; how many words they take.
+  int64_t cut() {
+    int64_t words = 0;
+    memory_.chunks.clear();
+    memory_.blocks.clear();
+    for (int64_t part = 0; part < call_.parts; ++part) {
+      const int64_t rows = call_.part[part].rows;
+      const int64_t most = rows ? quotient(rows, quotient(rows, MOST_ROWS)) : 0;
+      int64_t room = 0;
+      for (int64_t first = 0; first < rows; first += most, --room) {
+        const int64_t next = memory_.chunks.size();
+        if (room == 0) {
+          memory_.blocks.push_back({next, next});
+          room = BLOCK_CHUNKS;
+        }
+        memory_.blocks.back().last = next + 1;
+        memory_.chunks.push_back({part, first, std::min(most, rows - first), words});
+        words += most * words_ + LANES;  // packing writes up to a vector beyond the end
+      }
+      rows_ += rows;
+    }
+    return words;
   }
-  int rows_of(int64_t chunk) const { return std::min(per_, call_.rows - chunk * per_); }
-  // Packing writes up to a vector beyond the end.
-  int64_t chunk_words() const { return per_ * words_ + LANES; }
-  uint32_t* packed(int64_t chunk) const { return x_ + chunk * chunk_words(); }
 
-  void pack(int64_t chunk) const {
-    const auto* x = static_cast<const typename T::Element*>(call_.x);
+  void pack(const Chunk& chunk) const {
+    const auto* x = static_cast<const typename T::Element*>(call_.x) + call_.part[chunk.part].x;
     const uint32_t* rows[MOST_ROWS];
-    const int count = rows_of(chunk);
-    for (int r = 0; r < count; ++r)
-      rows[r] = reinterpret_cast<const uint32_t*>(x + (chunk * per_ + r) * call_.x_stride);
-    pack_rows(rows, count, words_, packed(chunk));
+    for (int r = 0; r < chunk.rows; ++r)
+      rows[r] = reinterpret_cast<const uint32_t*>(x + (chunk.first + r) * call_.x_stride);
+    pack_rows(rows, chunk.rows, words_, x_ + chunk.at);
   }
 
-  void piece(int64_t chunk, int64_t panel) const {
-    using Bias = typename T::Element;
+  void piece(const Chunk& chunk, int64_t panel) const {
     const int64_t column = panel * PANEL, count = std::min<int64_t>(PANEL, call_.outer - column);
+    const uint32_t* weight = call_.weight + (chunk.part * panels_ + panel) * words_ * PANEL;
     Floats bias[PANEL_VECTORS] = {};
     if (call_.bias) {
-      const Bias* from = static_cast<const Bias*>(call_.bias) + column;
+      const auto* from = static_cast<const typename T::Element*>(call_.bias) + column;
       for (int64_t i = 0; i < count; ++i) bias[i / LANES][i % LANES] = T::widen_one(from[i]);
     }
-    auto* to = static_cast<typename To::Element*>(call_.out) + chunk * per_ * call_.outer + column;
-    with_count(rows_of(chunk), [&](auto rows) {
+    auto* to = static_cast<typename To::Element*>(call_.out) + call_.part[chunk.part].out +
+               chunk.first * call_.out_stride + column;
+    with_count(chunk.rows, [&](auto rows) {
       constexpr int R = decltype(rows)::value;
       Floats y[R][PANEL_VECTORS];
-      multiply<T, R>(packed(chunk), call_.weight + panel * words_ * PANEL, words_, y);
-      for (int r = 0; r < R; ++r, to += call_.outer) {
+      multiply<T, R>(x_ + chunk.at, weight, words_, y);
+      for (int r = 0; r < R; ++r, to += call_.out_stride) {
         if (call_.bias)
           for (int v = 0; v < PANEL_VECTORS; ++v) y[r][v] += bias[v];
         put<To>(to, y[r], count);
@@ -146,25 +178,32 @@ class Product {
   }
 
   const Linear& call_;
-  const int64_t words_;
-  const int64_t per_, chunks_, blocks_, panels_;  // rows of a chunk, ..
+  const int64_t words_, panels_;
+  Memory& memory_;
+  int64_t rows_ = 0;
   uint32_t* x_ = nullptr;
 };
 
+template <class T, class To>
+void multiply_all(const Linear& call) {
+  static thread_local Memory memory;
+  Product<T, To>(call, memory).run();
+}
+
 template <class T>
 void pack_panels(const PackLinear& call) {
-  const int64_t words = words_of<T>(call.inner);
-  const auto* weight = static_cast<const typename T::Element*>(call.weight);
-  parallel_for(call.threads, panels(call.outer), [&](int64_t p) {
-    uint32_t* to = call.out + p * words * PANEL;
-    for (int i = 0; i < PANEL; ++i) {
-      const int64_t row = p * PANEL + i;
-      const auto* from = reinterpret_cast<const char*>(weight + row * call.weight_stride);
-      for (int64_t w = 0; w < words; ++w)
-        if (row < call.outer)
-          std::memcpy(to + w * PANEL + i, from + 4 * w, 4);
-        else
-          to[w * PANEL + i] = 0;
+  using Element = typename T::Element;
+  const int64_t words = words_of<T>(call.inner), per_matrix = panels(call.outer);
+  parallel_for(call.threads, call.matrices * per_matrix, [&](int64_t task) {
+    const int64_t matrix = task / per_matrix, panel = task % per_matrix;
+    Element* to = reinterpret_cast<Element*>(call.out + task * words * PANEL);
+    for (int64_t i = 0; i < PANEL; ++i) {
+      const int64_t row = panel * PANEL + i;
+      const Element* from =
+          static_cast<const Element*>(call.weight) + matrix * call.strides[0] + row * call.strides[1];
+      for (int64_t k = 0; k < call.inner; ++k)
+        to[(k / T::PER_WORD * PANEL + i) * T::PER_WORD + k % T::PER_WORD] =
+            row < call.outer ? from[k * call.strides[2]] : Element(0);
     }
   });
 }
@@ -183,13 +222,12 @@ void pack_linear(const PackLinear& call) {
 }
 
 void linear(const Linear& call) {
-  if (call.rows == 0) return;
   if (call.type == Type::FP32)
-    Product<Fp32, Fp32>(call).run();
+    multiply_all<Fp32, Fp32>(call);
   else if (call.out_type == Type::FP32)
-    Product<Bf16, Fp32>(call).run();
+    multiply_all<Bf16, Fp32>(call);
   else
-    Product<Bf16, Bf16>(call).run();
+    multiply_all<Bf16, Bf16>(call);
 }
 
 }  // namespace antiphon

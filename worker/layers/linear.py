@@ -76,4 +76,4 @@ class Linear:
 
 def can_pack(weight: Tensor) -> bool:
     """Whether the kernels take this weight: they read bf16 numbers in pairs."""
-    return suits(weight) and (weight.dtype == torch.float32 or weight.shape[1] % 2 == 0)
+    return suits(weight) and (weight.dtype == torch.float32 or weight.shape[-1] % 2 == 0)

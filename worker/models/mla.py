@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -55,6 +57,7 @@ class LatentAttention:
         )
         by_head = self._kv_up.view(spec.heads, -1, mla.kv_lora_rank)  # [heads, nope + v, rank]
         self._up = LatentUp(by_head[:, : mla.nope_dim], by_head[:, mla.nope_dim :])
+        self._packed_up: Any = None  # opaque: the backend's
         self._out = Linear(spec.heads * mla.v_dim, {"o_proj": spec.hidden}, dtype)
 
     def slots(self, prefix: str) -> Slots:
@@ -70,6 +73,7 @@ class LatentAttention:
         self._down.pack()
         if self._q_up is not None:
             self._q_up.pack()
+        self._packed_up = self._backend.pack(self._up)
         self._out.pack()
 
     def __call__(self, x: Float[Tensor, "T hidden"], context: Context) -> Float[Tensor, "T hidden"]:
@@ -87,7 +91,7 @@ class LatentAttention:
             self._index,
             q,
             latent,
-            self._up,
+            self._packed_up or self._backend.pack(self._up),
             context.pool,
             self._scale,
         )

@@ -4,39 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, dtype as DType
 
-from worker.layers.mlp import GatedMlp
+from worker.kernels import ops
+from worker.layers.grouped import GroupedLinear
 from worker.layers.parameter import Slots
 
 
 class Experts:
-    """All experts, on this rank."""
+    """All experts, on this rank. gate and up are one fused matrix."""
 
-    def __init__(self, count: int, hidden: int, intermediate: int, dtype: torch.dtype) -> None:
-        self._experts = tuple(GatedMlp(hidden, intermediate, dtype) for _ in range(count))
+    def __init__(self, count: int, hidden: int, intermediate: int, dtype: DType) -> None:
+        self._count = count
+        parts = {"gate_proj": intermediate, "up_proj": intermediate}
+        self._gate_up = GroupedLinear(count, hidden, parts, dtype)
+        self._down = GroupedLinear(count, intermediate, {"down_proj": hidden}, dtype)
 
     def __len__(self) -> int:
-        return len(self._experts)
+        return self._count
 
     def slots(self, prefix: str) -> Slots:
-        for index, expert in enumerate(self._experts):
-            yield from expert.slots(f"{prefix}{index}.")
+        yield from self._gate_up.slots(prefix)
+        yield from self._down.slots(prefix)
 
     def pack(self) -> None:
-        for expert in self._experts:
-            expert.pack()
+        self._gate_up.pack()
+        self._down.pack()
 
     def __call__(
         self, x: Float[Tensor, "R hidden"], counts: Sequence[int]
     ) -> Float[Tensor, "R hidden"]:
         """``x`` has ``counts[0]`` rows for expert 0, then ``counts[1]`` for expert 1, and so on."""
-        out = torch.empty_like(x)
-        start = 0
-        for expert, count in zip(self._experts, counts, strict=True):
-            if count:
-                out[start : start + count] = expert(x[start : start + count])
-                start += count
-        return out
+        return self._down(ops.silu_mul(self._gate_up(x, counts)), counts)

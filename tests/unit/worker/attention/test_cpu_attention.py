@@ -87,7 +87,7 @@ class Latent(Sequences):
             latent.append(self.written(self.pool.latent, i, done, done + stop - first))
         step, scale = make_step(step_rows), self.q[0].shape[-1] ** -0.5
         plan = backend.plan(step)
-        return backend.mla(plan, 0, torch.cat(q), torch.cat(latent), self.up, self.pool, scale)
+        return backend.mla(plan, 0, torch.cat(q), torch.cat(latent), backend.pack(self.up), self.pool, scale)
 
 
 def whole(mix):
