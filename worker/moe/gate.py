@@ -50,7 +50,7 @@ def route(
 
     The bias, where there is one, moves the choice alone: weights are the plain scores.
     """
-    scores = logits.softmax(dim=-1) if bias is None else logits.sigmoid()
+    scores = logits.softmax(dim=-1) if bias is None else _sigmoid(logits)
     choice = scores if bias is None else scores + bias
     if spec.method != "greedy":
         choice = _in_best_groups(spec, choice)
@@ -59,6 +59,12 @@ def route(
     if spec.norm_topk:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
     return Routing(experts, weights * spec.scaling)
+
+
+def _sigmoid(x: Float[Tensor, "T experts"]) -> Float[Tensor, "T experts"]:
+    """A token's bits do not depend on how many others there are: torch's fp32 form differs in the
+    last one between whole vectors of a tensor and the rest, and fp64 rounds that away."""
+    return x.double().sigmoid().to(x.dtype)
 
 
 def _in_best_groups(
