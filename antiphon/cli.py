@@ -61,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
 
     plan = commands.add_parser("plan", help="which rank goes where, with how much memory")
     words.add_arguments(plan)
+    plan.add_argument(
+        "--strict", action="store_true", help="exit code 1 where this machine has too little memory"
+    )
     plan.set_defaults(run=plan_command.plan)
 
     status = commands.add_parser("status", help="show groups, ranks, load, cache and KV transfers")

@@ -18,10 +18,26 @@ COLUMNS = ("rank", "where", "threads", "dtype", "weights", "KV pool", "of tokens
 GIB = 2**30
 
 
+NOT_FITTING = 1  # exit code of ``plan --strict``
+
+
 def plan(args: argparse.Namespace) -> int:
-    """Print which rank goes where, with how much memory. Reads no weights, starts nothing."""
-    print(render(_plan(words.read(args))))
-    return 0
+    """Print which rank goes where, with how much memory. Reads no weights, starts nothing.
+
+    Warns of what this machine could not hold; with --strict, the exit code says so too.
+    """
+    from cluster import preflight
+    from worker.checkpoint import declared_bytes
+
+    found = _plan(words.read(args))
+    print(render(found))
+    stored = declared_bytes(found.folder)
+    memory = preflight.total_bytes()
+    problem = preflight.plan_problem(found.config, found.model, stored, memory)
+    if problem is None:
+        return 0
+    print(f"\nwarning: {problem}")
+    return NOT_FITTING if args.strict else 0
 
 
 def check(args: argparse.Namespace) -> int:

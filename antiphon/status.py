@@ -24,7 +24,7 @@ def render(status: Json) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
     head = [f"{status['model']}: {state}", status["serving"], *_prompts(status["ranks"])]
-    return "\n".join([*head, "", *(line.rstrip() for line in lines)])
+    return "\n".join([*head, "", *(line.rstrip() for line in lines), *_crashes(status["ranks"])])
 
 
 def _prompts(ranks: list[Json]) -> list[str]:
@@ -37,6 +37,22 @@ def _prompts(ranks: list[Json]) -> list[str]:
     local = placed.pop("local", 0)
     why = ", ".join(f"{name.removeprefix('remote_')} {count}" for name, count in placed.items())
     return [f"prompts: {placed.total()} handed over ({why}), {local} computed by decode ranks"]
+
+
+def _crashes(ranks: list[Json]) -> list[str]:
+    """Of each rank that crashed lately: how often, why, and when it is tried again."""
+    told = [f"{rank['rank']}: {words}" for rank in ranks if (words := _life(rank))]
+    return ["", *told] if told else []
+
+
+def _life(rank: Json) -> str:
+    """One rank's crashes in words; empty where it had none."""
+    life = rank.get("life")
+    if not life or not life["crashes"]:
+        return ""
+    times = "1 crash" if life["crashes"] == 1 else f"{life['crashes']} crashes in a row"
+    again = "" if life["retry_s"] is None else f", tried again in {life['retry_s']:.0f} s"
+    return f"{times}{again}; the last: {life['problem']}"
 
 
 def _row(rank: Json) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read(args: argparse.Namespace) -> ClusterConfig:
     """The configuration that the arguments name; raises ConfigError."""
+    from cluster import names
     from core import presets
 
     preset, overrides = split(args.words)
@@ -34,7 +35,9 @@ def read(args: argparse.Namespace) -> ClusterConfig:
         overrides = (*overrides, f"model.source={args.model}")
     if getattr(args, "verbose", False):
         overrides = ("cluster.log_level=info", *overrides)
-    return presets.read(preset, overrides)
+    config = presets.read(preset, overrides)
+    names.check(config)
+    return config
 
 
 def split(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ from core.clock import Clock, RealClock
 from core.errors import ConfigError, PreflightError
 
 ALL_FAILED = 1
+INTERRUPTED = 130  # as a shell counts SIGINT
 
 
 class Files(NamedTuple):
@@ -34,19 +37,25 @@ class Measured(NamedTuple):
     """What a run leaves behind."""
 
     model: str
-    outcomes: list[Outcome]
+    outcomes: Sequence[Outcome]  # of the requests that had ended
     epoch_s: float
     client_cpu_share: float
+    planned: int  # requests of the workload
+    interrupted: bool
 
 
 def execute(config: BenchConfig, files: Files, access: Access) -> int:
-    """Run it; the exit code: 1 when every request failed.
+    """Run it; the exit code: 1 when every request failed, 130 when Ctrl-C ended the run.
 
+    Ctrl-C keeps the result of the requests that had ended by then; a second one ends at once.
     Raises OperatorError before anything is sent where a file, a library or the endpoint is wrong.
     """
     _check(files)
     sessions = workloads.build(config)
     measured = asyncio.run(_measure(config, sessions, access, RealClock()))
+    if not measured.outcomes:
+        print("antiphon: interrupted before a request had ended: no result", file=sys.stderr)
+        return INTERRUPTED
     result = stats.summarise(measured.outcomes, config.targets)
     whole = report.make(
         config,
@@ -54,6 +63,8 @@ def execute(config: BenchConfig, files: Files, access: Access) -> int:
         model=measured.model,
         epoch_s=measured.epoch_s,
         client_cpu_share=measured.client_cpu_share,
+        planned=measured.planned,
+        interrupted=measured.interrupted,
     )
     print(report.table(whole))
     if files.json is not None:
@@ -63,6 +74,8 @@ def execute(config: BenchConfig, files: Files, access: Access) -> int:
         files.requests.write_bytes(b"".join(report.request_lines(measured.outcomes)))
     if files.plot is not None:
         plot.draw(whole, measured.outcomes, files.plot)
+    if measured.interrupted:
+        return INTERRUPTED
     return 0 if result.ok else ALL_FAILED
 
 
@@ -92,11 +105,45 @@ async def _measure(
         )
         epoch_s, start_s, cpu_s = clock.epoch(), clock.now(), time.process_time()
         try:
-            outcomes = await _play(runner, config, sessions)
+            interrupted = await _until_interrupted(runner, config, sessions)
         finally:
             bar.close()
         share = (time.process_time() - cpu_s) / max(clock.now() - start_s, 1e-9)
-        return Measured(client.model, outcomes, epoch_s, share)
+        return Measured(client.model, runner.outcomes, epoch_s, share, total, interrupted)
+
+
+async def _until_interrupted(
+    runner: Runner, config: BenchConfig, sessions: Sequence[Session]
+) -> bool:
+    """Play all sessions, or those before Ctrl-C, which leaves what is on its way; was there one?"""
+    playing = asyncio.create_task(_play(runner, config, sessions))
+    with _on_interrupt() as pressed:
+        stopping = asyncio.create_task(pressed.wait())
+        try:
+            await asyncio.wait((playing, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if playing.done():
+                await playing
+            return not playing.done()
+        finally:
+            playing.cancel()
+            stopping.cancel()
+            await asyncio.gather(playing, stopping, return_exceptions=True)
+
+
+@contextmanager
+def _on_interrupt() -> Iterator[asyncio.Event]:
+    """The event that Ctrl-C sets while the block runs, instead of ending the program."""
+    pressed, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def press() -> None:
+        loop.remove_signal_handler(signal.SIGINT)  # a second one ends at once
+        pressed.set()
+
+    loop.add_signal_handler(signal.SIGINT, press)
+    try:
+        yield pressed
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 async def _warm_up(client: Client, config: BenchConfig, clock: Clock) -> None:
@@ -112,11 +159,12 @@ async def _warm_up(client: Client, config: BenchConfig, clock: Clock) -> None:
         )
 
 
-async def _play(runner: Runner, config: BenchConfig, sessions: Sequence[Session]) -> list[Outcome]:
+async def _play(runner: Runner, config: BenchConfig, sessions: Sequence[Session]) -> None:
     offsets = arrivals(config, sessions)
     if offsets is None:
-        return await runner.closed_loop(sessions, _concurrency(config))
-    return await runner.open_loop(sessions, offsets)
+        await runner.closed_loop(sessions, _concurrency(config))
+    else:
+        await runner.open_loop(sessions, offsets)
 
 
 def _concurrency(config: BenchConfig) -> int:

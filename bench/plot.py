@@ -42,10 +42,11 @@ def draw(report: Report, outcomes: Sequence[Outcome], path: Path) -> None:
     _distribution(first, "TTFT", [o.ttft_s for o in ok], targets.ttft_ms)
     _distribution(second, "ITL", [gap for o in ok for gap in o.itl_s], targets.itl_ms)
     _throughput(third, ok)
+    interrupted = f", interrupted (of {report.planned} planned)" if report.interrupted else ""
     figure.suptitle(
         f"{report.config.label or report.model}: {report.config.workload}, "
         f"{report.result.ok} of {report.result.requests} requests, "
-        f"{report.result.output_tokens_per_s:.0f} output tokens/s"
+        f"{report.result.output_tokens_per_s:.0f} output tokens/s{interrupted}"
     )
     figure.savefig(path, dpi=120)
 

@@ -34,6 +34,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
     time: str  # of the start, ISO 8601, UTC
     model: str
+    planned: int  # requests of the workload; ``result`` has how many ended
+    interrupted: bool  # Ctrl-C ended the run: what was on its way is not in ``result``
     client_cpu_share: float  # of one core, while requests ran
     versions: dict[str, str]
     machine: Machine
@@ -42,12 +44,21 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make(
-    config: BenchConfig, result: Summary, *, model: str, epoch_s: float, client_cpu_share: float
+    config: BenchConfig,
+    result: Summary,
+    *,
+    model: str,
+    epoch_s: float,
+    client_cpu_share: float,
+    planned: int,
+    interrupted: bool = False,
 ) -> Report:
     """Put the result beside what is needed to repeat it."""
     return Report(
         time=datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="seconds"),
         model=model,
+        planned=planned,
+        interrupted=interrupted,
         client_cpu_share=client_cpu_share,
         versions=_versions(),
         machine=_machine(),
@@ -115,6 +126,8 @@ def _facts(report: Report) -> Iterable[tuple[str, str]]:
         f"{result.ok} ok, {result.failed} failed in {result.duration_s:.1f} s: "
         f"{result.requests_per_s:.2f}/s, {result.in_flight:.1f} in flight on average",
     )
+    if report.interrupted:
+        yield "interrupted", f"after {result.requests} of {report.planned} requests"
     yield "prompt tokens", _prompt(result)
     chunks = " (chunks: the server sends no usage)" if result.output_tokens_from == "chunks" else ""
     yield "output tokens", f"{result.output_tokens}{chunks}: {result.output_tokens_per_s:.1f}/s"

@@ -60,6 +60,11 @@ class Runner:
         self._on_outcome = on_outcome
         self._outcomes: list[Outcome] = []
 
+    @property
+    def outcomes(self) -> Sequence[Outcome]:
+        """Of all requests that have ended so far."""
+        return self._outcomes
+
     async def open_loop(
         self, sessions: Sequence[Session], offsets: Sequence[float]
     ) -> list[Outcome]:

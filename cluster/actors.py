@@ -10,11 +10,13 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from core import env, log
+from core.clock import RealClock
 from core.codec import Codec
 from core.config import RankSpec
 from core.errors import OperatorError
@@ -22,8 +24,13 @@ from core.wire import RankInfo
 
 if TYPE_CHECKING:
     from worker.host import OpenTransport, RankHost
+    from worker.lifeline import Lifeline
 
 T = TypeVar("T")
+
+CRASHED = 1  # exit code of a rank whose step loop died
+ORPHANED = 3  # of one whose lease nobody renewed
+STOP_S = 5.0  # to end in order
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +46,10 @@ def described_codec() -> Codec[Described]:
 
 
 class WorkerActor:
-    """Starts its rank at the first ``describe``. A dead step loop ends the process."""
+    """Starts its rank at the first ``describe``.
+
+    A dead step loop ends the process (CRASHED), and so does a lease that nobody renews (ORPHANED).
+    """
 
     def __init__(self, spec: bytes, transport: OpenTransport | None = None) -> None:
         """``transport`` overrides the configured one, for tests."""
@@ -47,6 +57,7 @@ class WorkerActor:
         self._transport = transport
         log.setup(str(self._spec.rank), self._spec.log_level, style=self._spec.log_format)
         self._host: RankHost | None = None
+        self._lifeline: Lifeline | None = None
         self._problem = ""
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
@@ -67,20 +78,38 @@ class WorkerActor:
         """Answers while the process lives."""
 
     def stop(self) -> None:
-        """End sessions and links in order; the actor is killed afterwards."""
+        """End sessions and links in order, or give up after STOP_S; the process ends afterwards."""
+        if self._lifeline is not None:
+            self._lifeline.stop()
+        self._end_in_order()
+
+    def _end_in_order(self) -> None:
         if self._host is not None:
-            self._run(self._host.stop())
+            with suppress(TimeoutError):
+                self._run(self._host.stop(), STOP_S)
+
+    def _orphaned(self) -> None:
+        self._end_in_order()
+        os._exit(ORPHANED)
 
     async def _start(self) -> RankHost:
         for name, value in _environment(self._spec).items():
             env.assign(name, value)
         # Here and not above: torch reads the environment as it loads, and the driver needs none.
         from worker.host import RankHost
+        from worker.lifeline import Lifeline
 
-        return await RankHost.start(self._spec, on_crash=_die, transport=self._transport)
+        lease = self._spec.lease
+        self._lifeline = lifeline = Lifeline(lease.orphan_s, RealClock(), self._orphaned)
+        host = await RankHost.start(
+            self._spec, on_crash=_die, transport=self._transport, on_renewal=lifeline.renewed
+        )
+        lifeline.start()
+        return host
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Raises TimeoutError."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
 
 def _environment(spec: RankSpec) -> dict[str, str]:
@@ -94,4 +123,4 @@ def _environment(spec: RankSpec) -> dict[str, str]:
 
 
 def _die() -> None:
-    os._exit(1)
+    os._exit(CRASHED)

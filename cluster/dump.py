@@ -12,6 +12,7 @@ from core.dump import RankDump
 from core.errors import RankLost, RequestError
 from core.rpc.client import ask_dump
 from core.wire import Incarnation
+from router.echo import quoted
 from router.live import LiveStreams
 from router.replicas import Member, Replica, Replicas
 
@@ -33,7 +34,7 @@ class DumpBoard:
         wanted = [m for m, _ in members if rank in (None, str(m.incarnation.rank))]
         if rank is not None and not wanted:
             known = ", ".join(str(m.incarnation.rank) for m, _ in members)
-            raise RequestError(f"no rank {rank!r}: there are {known or 'none'}", param="rank")
+            raise RequestError(f"no rank {quoted(rank)}: there are {known or 'none'}", param="rank")
         return {
             "streams": msgspec.to_builtins(self._live.views()),
             "sessions": [_session(member, replica) for member, replica in members],

@@ -41,9 +41,10 @@ class Announced(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def join(config: ClusterConfig, url: str, say: Say, *, key: str = "", ca: str = "") -> None:
-    """Serve until SIGINT or SIGTERM; only ``config.router`` counts. Raises OperatorError.
+    """Serve until SIGINT or SIGTERM; of ``config`` only ``router`` and ``tracing`` count.
 
-    ``key`` is shown to the router at ``url``; ``ca`` is the PEM file to believe it by.
+    Raises OperatorError. ``key`` is shown to the router at ``url``; ``ca`` is the PEM file to
+    believe it by.
     """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with httpx.AsyncClient(
@@ -71,7 +72,10 @@ async def join(config: ClusterConfig, url: str, say: Say, *, key: str = "", ca: 
             eos_token_ids=frozenset(spec.eos_token_ids),
             created=int(RealClock().epoch()),
         )
-        async with router(config.router, model, folder) as parts, asyncio.TaskGroup() as tasks:
+        async with (
+            router(config.router, model, folder, config.tracing) as parts,
+            asyncio.TaskGroup() as tasks,
+        ):
             parts.replicas.update(announced.members)
             follower = tasks.create_task(_follow(client, parts.replicas))
             await listen(

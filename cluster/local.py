@@ -44,5 +44,9 @@ class LocalLauncher:
         if host := self._hosts.pop(rank, None):
             await host.stop()
 
+    async def kill(self, rank: RankId) -> None:
+        """There is no process of its own to end."""
+        await self.stop(rank)
+
     async def close(self) -> None:
         """Nothing is left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from worker.architectures import read_spec
 from worker.checkpoint import read_header, weight_files
 from worker.model_spec import ModelSpec
 
+# what the layers of multi-token prediction, after the last layer, repeat of the model
+_COPY = re.compile(r"model\.layers\.(\d+)\.(?:embed_tokens|shared_head\.head)\.weight")
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -20,7 +24,7 @@ class Facts:
 
     folder: Path
     spec: ModelSpec
-    parameters: int  # numbers in the weight files
+    parameters: int  # numbers in the weight files, each once: a copy is not counted
     weight_bytes: dict[str, int]  # by dtype as safetensors writes it, largest first
 
 
@@ -39,10 +43,17 @@ def facts(folder: Path) -> Facts:
     spec = read_spec(folder)
     parameters, sizes = 0, Counter[str]()
     for file in weight_files(folder):
-        for tensor in read_header(file).values():
-            parameters += tensor.numbers
+        for name, tensor in read_header(file).items():
+            if not _is_copy(name, spec):
+                parameters += tensor.numbers
             sizes[tensor.dtype] += tensor.size
     return Facts(folder, spec, parameters, dict(sizes.most_common()))
+
+
+def _is_copy(name: str, spec: ModelSpec) -> bool:
+    """Whether a tensor is the embedding or the head again."""
+    found = _COPY.fullmatch(name)
+    return found is not None and int(found[1]) >= spec.layers
 
 
 def catalogue(cache: Path | None = None, hub_cache: Path | None = None) -> list[Listed]:

@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return self.model.kv_numbers_per_token * ELEMENT_BYTES[self.dtype]
+        return self.model.kv_slot_bytes(ELEMENT_BYTES[self.dtype])
 
     @property
     def context_len(self) -> int:
@@ -102,8 +102,10 @@ class Plan:
             host=self.config.cluster.host,
             group=self._resolved(self.config.groups[role]),
             disagg=self.config.disagg,
+            lease=self.config.cluster.lease,
             log_level=self.config.cluster.log_level,
             log_format=self.config.cluster.log_format,
+            tracing=self.config.tracing,
         )
 
     def ranks(self) -> tuple[RankSpec, ...]:
@@ -151,3 +153,15 @@ def resolve_dtype(config: ClusterConfig, cpu: Cpu) -> ClusterConfig:
         return config
     model = msgspec.structs.replace(config.model, dtype="bfloat16" if cpu.bf16 else "float32")
     return msgspec.structs.replace(config, model=model)
+
+
+def resolve_paths(config: ClusterConfig, folder: Path) -> ClusterConfig:
+    """The same tree for ranks that run in another folder: its relative paths count from ``folder``.
+
+    Keys and TLS files are read by the router alone, which runs there.
+    """
+    file = config.tracing.file
+    if not file:
+        return config
+    tracing = msgspec.structs.replace(config.tracing, file=str(folder / file))
+    return msgspec.structs.replace(config, tracing=tracing)

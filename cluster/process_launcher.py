@@ -13,7 +13,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
 
-from cluster.actors import Described, described_codec
+from cluster.actors import CRASHED, ORPHANED, Described, described_codec
 from cluster.rank_process import LENGTH_BYTES, framed
 from core.codec import Codec
 from core.config import RankSpec, RuntimeConfig
@@ -23,6 +23,8 @@ from core.wire import RankId, RankInfo
 log = logging.getLogger(__name__)
 
 STOP_S = 5.0
+
+_CODES = {CRASHED: ": its step loop died", ORPHANED: ": nobody renewed its lease"}
 
 Command = Callable[[RankSpec], Sequence[str]]
 
@@ -83,6 +85,10 @@ class ProcessLauncher:
         child.stdin.close()
         await self._leave(rank)
 
+    async def kill(self, rank: RankId) -> None:
+        """See Launcher. SIGKILL ends a process that is stopped, too."""
+        await self._kill(rank)
+
     async def close(self) -> None:
         """Nothing is left."""
 
@@ -116,5 +122,6 @@ async def _describe(child: Process, spec: RankSpec) -> Described:
 def _end(code: int | None) -> str:
     """How a process went, in words."""
     if code is None or code >= 0:
-        return f"its process ended with code {code}"
+        why = _CODES.get(code or 0, "")
+        return f"its process ended with code {code}{why}"
     return f"its process was ended by {signal.Signals(-code).name}"

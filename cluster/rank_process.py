@@ -1,14 +1,19 @@
 """One rank as a process of its own: ``python -m cluster.rank_process``, run by ProcessLauncher.
 
-stdin brings the rank's spec; its end, also because the parent has died, is the order to stop.
-stdout says once who the rank is, or why there is none.
+stdin brings the rank's spec; its end, also because the parent has died, is the order to stop, at
+any time. stdout says once who the rank is, or why there is none.
+
+Exit codes: 0 as it was told, 1 its step loop died (``CRASHED``), 3 nobody renewed its lease
+(``ORPHANED``, both in cluster/actors.py).
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import BinaryIO
 
 from cluster.actors import WorkerActor
@@ -26,8 +31,15 @@ def main(actor: Callable[[bytes], WorkerActor] = WorkerActor) -> None:
     out = _answers()
     size = int.from_bytes(_exactly(LENGTH_BYTES), "big")
     rank = actor(_exactly(size))
-    with out:
+    ending = threading.Thread(target=_end_with_stdin, args=(rank,), name="stdin", daemon=True)
+    ending.start()
+    with suppress(BrokenPipeError), out:
         out.write(framed(rank.describe()))
+    ending.join()
+
+
+def _end_with_stdin(rank: WorkerActor) -> None:
+    """In a thread, because nobody may be there any more while the rank still loads."""
     sys.stdin.buffer.read()
     rank.stop()
     os._exit(0)

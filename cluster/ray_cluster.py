@@ -111,6 +111,14 @@ class RayLauncher:
         ray.kill(actor, no_restart=True)
         self._release(rank)
 
+    async def kill(self, rank: RankId) -> None:
+        """See Launcher. A process that does not end within 5 s gets SIGKILL from Ray, which keeps
+        its resources until then.
+        """
+        if actor := self._actors.get(rank):
+            ray.kill(actor, no_restart=True)
+            self._release(rank)
+
     async def close(self) -> None:
         """End Ray, or leave the cluster that was there before."""
         ray.shutdown()

@@ -5,9 +5,9 @@
        └───────────┴──── crashed ──────┴───────────────────┘                      ▼ too long
                                                                       gone ◀── STOPPING
 
-A replica that dies is started again after a back-off that doubles with each crash in a row and is
-forgotten after a minute of serving. One that is no longer wanted is drained first: routers send
-it nothing new, and it is stopped when its last request has ended.
+A replica that dies is started again after a back-off that grows fourfold with each crash in a row,
+up to a minute, and is forgotten after a minute of serving. One that is no longer wanted is drained
+first: routers send it nothing new, and it is stopped when its last request has ended.
 """
 
 from __future__ import annotations
@@ -48,14 +48,35 @@ class ReplicaState:
     def enter(self, phase: Phase, now: float) -> ReplicaState:
         return replace(self, phase=phase, since=now)
 
+    def healed(self, now: float) -> bool:
+        """It has served for so long that earlier crashes no longer count."""
+        return self.phase is Phase.SERVING and now - self.since >= HEALED_S
+
     def crashed(self, now: float, problem: str) -> ReplicaState:
         """It died, or could not start, or failed its test: rest before the next try."""
-        served = self.phase is Phase.SERVING and now - self.since >= HEALED_S
-        crashes = 1 if served else self.crashes + 1
+        crashes = 1 if self.healed(now) else self.crashes + 1
         rest = min(FIRST_REST_S * 4 ** (crashes - 1), LONGEST_REST_S)
         return replace(
             self, phase=Phase.RESTING, since=now, crashes=crashes, problem=problem, due=now + rest
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What there is to say of a replica at one moment."""
+
+    rank: RankId
+    phase: Phase
+    crashes: int  # in a row; 0 once it has served for HEALED_S
+    problem: str  # what the last crash, or failed start, said
+    retry_s: float | None  # until it is tried again; None: it is not waiting for that
+    doubt: str  # what makes it look bad that is not given up yet
+
+    @classmethod
+    def at(cls, state: ReplicaState, now: float, doubt: str) -> Life:
+        retry_s = max(0.0, state.due - now) if state.phase is Phase.RESTING else None
+        crashes, problem = (0, "") if state.healed(now) else (state.crashes, state.problem)
+        return cls(state.rank, state.phase, crashes, problem, retry_s, doubt)
 
 
 @dataclass(frozen=True, slots=True)

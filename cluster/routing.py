@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,9 +15,10 @@ from fastapi import FastAPI
 from cluster.dump import DumpBoard
 from cluster.status import StatusBoard
 from core.clock import RealClock
-from core.config import RouterConfig
+from core.config import RouterConfig, TracingConfig
 from core.metrics import PrometheusSink
 from core.rpc.client import Connector, SessionPace
+from core.tracing.tracer import Tracer, open_tracer
 from router.admin import add_dump
 from router.admission import Admission
 from router.dispatch import Dispatcher, DispatchLimits, Routes
@@ -42,33 +44,35 @@ class Router:
     rpc: RpcFront | None  # None: switched off
     replicas: Replicas
     selftest: SelfTest
+    status: StatusBoard
 
 
 @asynccontextmanager
-async def router(settings: RouterConfig, model: ServedModel, folder: Path) -> AsyncIterator[Router]:
+async def router(
+    settings: RouterConfig, model: ServedModel, folder: Path, tracing: TracingConfig | None = None
+) -> AsyncIterator[Router]:
     """The front door over sessions that follow ``Replicas.update``.
 
     ``folder`` has the model's tokenizer and chat template.
     """
     clock, sink, keys = RealClock(), PrometheusSink(), read_keys(settings)
-    pace = SessionPace(rank_timeout_s=settings.rank_timeout_s)
-    replicas = Replicas(Connector(secrets.token_hex(8), pace))
+    tracer = None if tracing is None else open_tracer(tracing, "router", clock)
+    connector = Connector(secrets.token_hex(8), SessionPace(rank_timeout_s=settings.rank_timeout_s))
+    replicas = Replicas(connector)
     context = PolicyContext(settings.cache_aware, clock, sink)
     policies = POLICIES.load(settings.policy)(context)
     limits = DispatchLimits(reroute_wait_s=settings.reroute_wait_s)
-    dispatcher = Dispatcher(replicas, policies.prefill, policies.decode, limits=limits, sink=sink)
+    dispatcher = Dispatcher(
+        replicas, policies.prefill, policies.decode, limits=limits, sink=sink, tracer=tracer
+    )
     door = FrontDoor(
         dispatcher,
         Encoder(TOKENIZERS.load(settings.tokenizer)(folder), open_template(folder, clock), model),
         admission=Admission(settings.queue_limit, clock),
         sink=sink,
         clock=clock,
-        terms=Terms(
-            max_output_tokens=settings.max_output_tokens,
-            max_choices=settings.max_choices,
-            request_timeout_s=settings.request_timeout_s,
-            salt_by_key=settings.salt_by_key,
-        ),
+        terms=_terms(settings),
+        tracer=tracer,
     )
 
     def through(routes: Routes) -> Dispatcher:
@@ -99,6 +103,21 @@ async def router(settings: RouterConfig, model: ServedModel, folder: Path) -> As
     app = make_app(services)
     add_dump(app, DumpBoard(dispatcher.live, replicas).dump)
     try:
-        yield Router(app, door, rpc, replicas, selftest)
+        yield Router(app, door, rpc, replicas, selftest, board)
     finally:
         await replicas.close()
+        await _close(tracer)
+
+
+def _terms(settings: RouterConfig) -> Terms:
+    return Terms(
+        max_output_tokens=settings.max_output_tokens,
+        max_choices=settings.max_choices,
+        request_timeout_s=settings.request_timeout_s,
+        salt_by_key=settings.salt_by_key,
+    )
+
+
+async def _close(tracer: Tracer | None) -> None:
+    if tracer is not None:
+        await asyncio.to_thread(tracer.close)

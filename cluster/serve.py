@@ -15,7 +15,8 @@ import msgspec
 from cluster import model_store, preflight
 from cluster.fronts import banner, listen, stop_signals
 from cluster.join import Announced
-from cluster.plan import Cpu, Plan, resolve_dtype, served_model
+from cluster.keeper import LeaseKeeper
+from cluster.plan import Cpu, Plan, resolve_dtype, resolve_paths, served_model
 from cluster.routing import Router, router
 from cluster.supervisor import Hooks, Launcher, Supervisor
 from core import env
@@ -24,6 +25,7 @@ from core.config import ClusterConfig
 from core.errors import OperatorError, RequestError
 from core.wire import RankId
 from router.admin import Operations, add_operations
+from router.echo import quoted
 from worker.architectures import read_spec
 
 Say = Callable[[str], None]
@@ -42,7 +44,7 @@ async def serve(config: ClusterConfig, say: Say) -> None:
     started = RealClock().now()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
-    config = resolve_dtype(config, cpu())
+    config = resolve_paths(resolve_dtype(config, cpu()), Path.cwd())
     folder = model_store.resolve(config.model.source, say)
     for warning in preflight.check(config, folder):
         say(f"warning: {warning}")
@@ -50,7 +52,7 @@ async def serve(config: ClusterConfig, say: Say) -> None:
     model = served_model(plan, int(RealClock().epoch()))
     async with (
         opened(plan, say) as launcher,
-        router(config.router, model, folder) as parts,
+        router(config.router, model, folder, config.tracing) as parts,
         ranks(plan, parts, launcher, say) as supervisor,
     ):
         add_operations(parts.app, operations(plan, supervisor))
@@ -90,7 +92,11 @@ async def ranks(
 ) -> AsyncIterator[Supervisor]:
     """Start every rank and keep it serving; stop them all at the end."""
     hooks = Hooks(parts.replicas.update, parts.selftest.through, parts.replicas.idle)
-    supervisor = Supervisor(launcher, plan.rank, hooks, RealClock(), plan.desired)
+    clock, runtime = RealClock(), plan.config.cluster
+    keeper = LeaseKeeper(runtime.lease, clock)
+    hold = None if runtime.runtime == "local" else keeper.hold  # its ranks are in this process
+    supervisor = Supervisor(launcher, plan.rank, hooks, clock, plan.desired, hold=hold)
+    parts.status.supervised(lambda: supervisor.lives(keeper.doubt))
     async with task_group() as tasks:
         running = tasks.create_task(supervisor.run())
         try:
@@ -113,7 +119,7 @@ def operations(plan: Plan, supervisor: Supervisor) -> Operations:
             supervisor.drain(RankId.parse(rank))
         except ValueError:
             raise RequestError(
-                f"{rank!r} is not a rank: give group/replica, e.g. decode/1", param="rank"
+                f"{quoted(rank)} is not a rank: give group/replica, e.g. decode/1", param="rank"
             ) from None
 
     def members() -> dict[str, Any]:  # opaque: JSON

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from cluster.dump import Ask
+from cluster.reconcile import Life
 from core.dump import format_busy
 from core.errors import RankLost
 from core.handoff_metrics import HandoffCollector
@@ -22,12 +23,14 @@ from router.selftest import SelfTest
 STUCK_S = 1.0  # a rank that is in a step for this long and answers nobody is called stuck
 
 Json = dict[str, Any]  # opaque: JSON
+Lives = Callable[[], Sequence[Life]]
 
 
 class StatusBoard:
     """Asks ranks over the router's own sessions; keeps nothing but what it last showed.
 
-    A rank that does not answer there is asked what it is doing: it may be stuck in a step.
+    A rank that does not answer there is asked what it is doing: it may be stuck in a step. Where
+    this router is beside the supervisor, ranks that it has yet to start are shown, too.
     """
 
     def __init__(
@@ -43,14 +46,23 @@ class StatusBoard:
         self._selftest = selftest
         self._sink = sink
         self._ask = ask
+        self._lives: Lives = tuple
         self._shown: set[tuple[RankId, Role]] = set()
         self._handoffs = HandoffCollector()
         sink.add(self._handoffs)
 
+    def supervised(self, lives: Lives) -> None:
+        """From now on show what the supervisor knows of its ranks."""
+        self._lives = lives
+
     async def status(self) -> Json:
-        """Readiness, and every announced rank with its load, pages and transfers."""
-        asked = (self._rank(m, r) for m, r in self._replicas.members())
-        readiness, ranks = await asyncio.gather(self._selftest.ready(), asyncio.gather(*asked))
+        """Readiness, and every rank with its load, pages, transfers and life."""
+        lives = {life.rank: life for life in self._lives()}
+        members = self._replicas.members()
+        asked = (self._rank(m, r, lives.get(m.incarnation.rank)) for m, r in members)
+        readiness, found = await asyncio.gather(self._selftest.ready(), asyncio.gather(*asked))
+        away = lives.keys() - {member.incarnation.rank for member, _ in members}
+        ranks = [*found, *(_away(lives[rank]) for rank in away)]
         infos = [replica.client.info for _, replica in self._replicas.members() if replica]
         return {
             "model": self._model,
@@ -72,10 +84,14 @@ class StatusBoard:
         self._shown = set(live)
         return self._sink.render()
 
-    async def _rank(self, member: Member, replica: Replica | None) -> Json:
-        known = {"rank": str(member.incarnation.rank), "role": member.role.value}
+    async def _rank(self, member: Member, replica: Replica | None, life: Life | None) -> Json:
+        rank = member.incarnation.rank
+        known: Json = {"rank": str(rank), "role": member.role.value, "life": _said(life)}
         if replica is None:
-            return {**known, "state": "no session", **await self._stuck(member)}
+            doubt = life.doubt if life is not None else ""
+            reason = doubt or self._replicas.problem(rank)
+            known |= {"state": "no session", "reason": reason}
+            return {**known, **await self._stuck(member)}
         try:
             status = await replica.client.status()
         except RankLost as error:
@@ -92,6 +108,23 @@ class StatusBoard:
         if busy is None or busy.for_s < STUCK_S:
             return {}
         return {"state": "stuck", "stuck_s": busy.for_s, "reason": format_busy(busy)}
+
+
+def _away(life: Life) -> Json:
+    """A rank that routers do not know: not yet, or no longer."""
+    known = {"rank": str(life.rank), "role": life.rank.group, "life": _said(life)}
+    return {**known, "state": life.phase.value, "reason": ""}
+
+
+def _said(life: Life | None) -> Json | None:
+    if life is None:
+        return None
+    return {
+        "phase": life.phase.value,
+        "crashes": life.crashes,
+        "problem": life.problem,
+        "retry_s": life.retry_s,
+    }
 
 
 def serving(infos: Sequence[RankInfo], readiness: Readiness) -> str:

@@ -1,13 +1,15 @@
 """Supervisor: keeps as many replicas serving as are wanted. A thin shell around reconcile.py.
 
 It starts replicas through a Launcher, lets each new one answer a test request before routers may
-use it, drains before it stops, and starts what died again. Routers learn who is there through
-``publish``; each loss and each join is a new list of members.
+use it, drains before it stops, and starts again what died, or what it killed because it had fallen
+silent or hung (cluster/keeper.py). Routers learn who is there through ``publish``; each loss and
+each join is a new list of members.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from typing import Protocol
 from cluster.reconcile import (
     Action,
     Drain,
+    Life,
     Phase,
     ReplicaState,
     Start,
@@ -26,7 +29,8 @@ from cluster.reconcile import (
 from core.clock import Clock
 from core.config import RankSpec
 from core.errors import OperatorError, RankLost, RequestError
-from core.wire import RankId, RankInfo
+from core.wire import Incarnation, RankId, RankInfo
+from router.echo import clipped, quoted
 from router.replicas import Member, MemberState
 
 log = logging.getLogger(__name__)
@@ -62,7 +66,14 @@ class Launcher(Protocol):
         """End a rank in order if it answers, at once if not; unknown ranks are fine."""
         ...
 
+    async def kill(self, rank: RankId) -> None:
+        """End a rank's process at once and for certain, also one that is stopped or hangs."""
+        ...
+
     async def close(self) -> None: ...
+
+
+Hold = Callable[[Incarnation], Awaitable[str]]  # returns when a rank is to be replaced; why
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +96,21 @@ class Supervisor:
         clock: Clock,
         desired: Mapping[str, int],
         drain_limit_s: float = 600.0,
+        hold: Hold | None = None,
     ) -> None:
+        """``hold`` keeps the lease of a rank from the moment that it is up; None: there is none."""
         self._launcher = launcher
         self._plan = plan
         self._hooks = hooks
         self._clock = clock
         self._desired = dict(desired)
         self._drain_limit_s = drain_limit_s
+        self._hold = hold
         self._states: dict[RankId, ReplicaState] = {}
         self._infos: dict[RankId, RankInfo] = {}
         self._work: dict[RankId, asyncio.Task[None]] = {}  # one at a time for each rank
-        self._watchers: dict[RankId, asyncio.Task[None]] = {}
+        # for each rank that is up: one waits for its process to end, one holds its lease
+        self._watchers: dict[RankId, list[asyncio.Task[None]]] = {}
         self._changed = asyncio.Event()
         self._published: tuple[Member, ...] = ()
 
@@ -106,9 +121,13 @@ class Supervisor:
         for group, count in wanted.items():
             if group not in self._desired:
                 known = ", ".join(sorted(self._desired))
-                raise RequestError(f"no group {group!r}: this cluster has {known}", param=group)
+                raise RequestError(
+                    f"no group {quoted(group)}: this cluster has {known}", param="replicas"
+                )
             if count < 1:
-                raise RequestError(f"{group}={count}: a group needs at least 1", param=group)
+                raise RequestError(
+                    f"{group}={clipped(count)}: a group needs at least 1", param=group
+                )
         self._desired.update(wanted)
         self._wake()
 
@@ -116,7 +135,7 @@ class Supervisor:
         """Take one replica out for good: its group shrinks by one. Raises RequestError."""
         state = self._states.get(rank)
         if state is None or state.phase is not Phase.SERVING:
-            raise RequestError(f"{rank} is not a serving rank", param="rank")
+            raise RequestError(f"{clipped(rank)} is not a serving rank", param="rank")
         if self._desired[rank.group] <= 1:
             raise RequestError(
                 f"{rank} is the last of its group: scale {rank.group} up first", param="rank"
@@ -127,8 +146,16 @@ class Supervisor:
         self._wake()
 
     def states(self) -> tuple[ReplicaState, ...]:
-        """Every replica, for status pages."""
+        """Every replica."""
         return tuple(self._states[rank] for rank in sorted(self._states))
+
+    def lives(self, doubt: Callable[[Incarnation], str] = lambda _: "") -> tuple[Life, ...]:
+        """The same for status pages; ``doubt`` says what is wrong with a rank that is up."""
+        now, infos = self._clock.now(), self._infos
+        return tuple(
+            Life.at(state, now, doubt(infos[rank].incarnation) if rank in infos else "")
+            for rank, state in sorted(self._states.items())
+        )
 
     @property
     def desired(self) -> dict[str, int]:
@@ -204,8 +231,12 @@ class Supervisor:
             self._crashed(rank, str(error))
             return
         self._infos[rank] = info
-        watcher = self._watchers[rank] = asyncio.create_task(self._watch(rank))
-        watcher.add_done_callback(_complain)
+        watchers = [asyncio.create_task(self._watch(rank))]
+        if self._hold is not None:
+            watchers.append(asyncio.create_task(self._guard(self._hold, info.incarnation)))
+        self._watchers[rank] = watchers
+        for watcher in watchers:
+            watcher.add_done_callback(_complain)
         self._enter(rank, Phase.TESTING)
         await self._test(rank)
 
@@ -234,6 +265,24 @@ class Supervisor:
         words = await self._launcher.gone(rank)
         if running := self._work.pop(rank, None):
             running.cancel()
+        self._over(rank, words)
+
+    async def _guard(self, hold: Hold, life: Incarnation) -> None:
+        words, rank = await hold(life), life.rank
+        if running := self._work.pop(rank, None):
+            running.cancel()
+        task = self._work[rank] = asyncio.create_task(self._replace(rank, words))
+        task.add_done_callback(_complain)
+
+    async def _replace(self, rank: RankId, words: str) -> None:
+        """Routers hear of it first: a process may take a while to end."""
+        self._forget(rank)
+        self._publish()
+        await self._launcher.kill(rank)
+        self._over(rank, words)
+
+    def _over(self, rank: RankId, words: str) -> None:
+        """Its process is no more, and not because it was to stop."""
         if self._states[rank].phase in (Phase.DRAINING, Phase.STOPPING):
             log.warning("rank %s is gone before it was stopped: %s", rank, words)
             self._forget(rank)
@@ -256,13 +305,13 @@ class Supervisor:
 
     def _forget(self, rank: RankId) -> None:
         self._infos.pop(rank, None)
-        watcher = self._watchers.pop(rank, None)
-        if watcher is not None and watcher is not asyncio.current_task():
-            watcher.cancel()
+        for watcher in self._watchers.pop(rank, ()):
+            if watcher is not asyncio.current_task():
+                watcher.cancel()
 
     async def _stop_all(self) -> None:
         """Decode ranks before the prefill ranks that they listen to."""
-        tasks = [*self._work.values(), *self._watchers.values()]
+        tasks = [*self._work.values(), *itertools.chain(*self._watchers.values())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -14,6 +14,7 @@ from core.errors import ConfigError
 from core.wire import RankId, Role
 
 HIDDEN = "..."  # shown instead of a secret
+INLINE_SILENCE_S = 8.0  # a fence of an engine in the rank takes up to 5 s
 
 
 def _require(ok: bool, message: str) -> None:
@@ -41,7 +42,7 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     replicas: int = 1  # one rank each
     threads: int = 0  # OpenMP threads of each rank; 0: the machine's cores shared out
-    attention: str = "auto"  # a name in worker/attention/base.py; auto: the best installed
+    attention: str = "auto"  # a name in worker/attention/registry.py; auto: the best installed
     kv_tokens: int = 0  # size of each rank's KV pool; 0: from kv_memory_mib
     kv_memory_mib: int = 1024  # of each rank's KV pool, where kv_tokens is 0
     max_running: int = 64  # sequences in one step
@@ -65,13 +66,13 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class DisaggConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How KV crosses from prefill to decode."""
 
-    transport: Literal["mooncake"] = "mooncake"  # a name in disagg/transport/base.py
+    transport: Literal["mooncake", "mooncake_inline"] = "mooncake"  # inline: engine in the rank
     protocol: Literal["tcp", "rdma"] = "tcp"  # of Mooncake
     device: str = ""  # the RDMA device; empty for TCP
     local_prefill: Literal["auto", "off"] | int = "auto"  # tokens decode ranks compute
     checksum: Literal["off", "sample", "all"] = "sample"  # of sent KV; sample: 1 in 64 rooms
     claim_timeout_s: float = 60.0  # prefill gives up on a room that no decode rank claimed
-    peer_timeout_s: float = 8.0  # a silent peer is lost after this
+    peer_timeout_s: float = 4.5  # a silent peer is lost after this
 
     def __post_init__(self) -> None:
         _require(
@@ -107,7 +108,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tokenizer: str = "hf"  # a name in router/text/tokenizer.py
     queue_limit: int = 512  # live choices of all requests; more get 429 with Retry-After
     body_limit_mib: int = 16  # a larger request body gets 413
-    rank_timeout_s: float = 8.0  # a silent rank is lost after this
+    rank_timeout_s: float = 4.5  # a silent rank is lost after this; its steps must be shorter
     reroute_wait_s: float = 30.0  # how long a stream without a complete route waits for one
     max_output_tokens: int = 0  # of one choice; asking for more is refused; 0: the context
     max_choices: int = 128  # of one request: n (or best_of) times prompts
@@ -147,6 +148,27 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return f"RouterConfig({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
+class LeaseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the supervisor and the ranks find out that the other is gone. Not with runtime local."""
+
+    renew_s: float = 1.0  # pause between two renewals of a rank's lease
+    lease_s: float = 10.0  # a rank that answers none for this long is killed and replaced
+    stuck_limit_s: float | Literal["off"] = 60.0  # a rank in one step for this long, likewise
+    orphan_s: float = 30.0  # a rank that nobody renews for this long ends itself
+
+    def __post_init__(self) -> None:
+        _require(self.renew_s > 0, "renew_s must be positive")
+        _require(self.lease_s >= 2 * self.renew_s, "lease_s must be at least two times renew_s")
+        _require(
+            self.orphan_s > self.lease_s,
+            "orphan_s must be more than lease_s: the supervisor gives a rank up first",
+        )
+        _require(
+            isinstance(self.stuck_limit_s, str) or self.stuck_limit_s > 0,
+            "stuck_limit_s must be positive, or off",
+        )
+
+
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where ranks run."""
 
@@ -154,8 +176,30 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     address: str = "local"  # "local" starts Ray on this machine; else the head's host:port
     host: str = "127.0.0.1"  # the address ranks bind and announce
     start_timeout_s: float = 120.0  # to start a rank; with Ray, place included
+    lease: LeaseConfig = LeaseConfig()
     log_level: Literal["debug", "info", "warning", "error"] = "warning"  # of router and ranks
     log_format: Literal["text", "json"] = "text"  # json: one object a line
+
+
+class TracingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Spans of each request, from router and ranks: off unless ``endpoint`` or ``file`` is set."""
+
+    endpoint: str = ""  # an OTLP collector, e.g. http://localhost:4317; https: with TLS
+    protocol: Literal["grpc", "http"] = "grpc"  # of that collector; http is port 4318 as a rule
+    file: str = ""  # append them here, one JSON object a line; each machine writes its own
+    sample: float = 1.0  # share of requests traced; a caller's traceparent decides for itself
+
+    def __post_init__(self) -> None:
+        _require(
+            not self.endpoint or self.endpoint.startswith(("http://", "https://")),
+            "tracing.endpoint must start with http:// or https://",
+        )
+        _require(0 <= self.sample <= 1, "sample must be between 0 and 1")
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is traced."""
+        return bool(self.endpoint or self.file)
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -168,6 +212,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     disagg: DisaggConfig = DisaggConfig()
     router: RouterConfig = RouterConfig()
     cluster: RuntimeConfig = RuntimeConfig()
+    tracing: TracingConfig = TracingConfig()
 
     def __post_init__(self) -> None:
         if self.unified is not None:
@@ -179,6 +224,12 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             _require(
                 self.prefill is not None and self.decode is not None,
                 "name both `prefill` and `decode`, or `unified` alone",
+            )
+            silence_s = min(self.disagg.peer_timeout_s, self.router.rank_timeout_s)
+            _require(
+                self.disagg.transport != "mooncake_inline" or silence_s >= INLINE_SILENCE_S,
+                "with mooncake_inline a rank stands still for seconds while it fences: "
+                "set disagg.peer_timeout_s and router.rank_timeout_s to 8 or more",
             )
 
     @property
@@ -206,6 +257,8 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host: str  # what to bind and announce
     group: GroupConfig
     disagg: DisaggConfig
+    lease: LeaseConfig = LeaseConfig()
+    tracing: TracingConfig = TracingConfig()
     log_level: str = "warning"
     log_format: str = "text"
 

@@ -24,6 +24,8 @@ from __future__ import annotations
 class AntiphonError(Exception):
     """Base of all errors that cross a folder. The message names the fix."""
 
+    detail = ""  # what the log says of it where the message is for other eyes
+
 
 class OperatorError(AntiphonError):
     """Something the person at the keyboard can mend before serving starts."""

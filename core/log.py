@@ -2,11 +2,13 @@
 
     2026-11-29T17:07:01.123Z INFO    decode/0/0 rid=9f3c.0 worker.engine: first token
 
-or, as JSON, one object a line with the keys time, level, component, rid, attempt, logger, message
-and exception, where there is one. ``who`` is the process's component ("router", or a rank).
+or, as JSON, one object a line with the keys time, level, component, rid, attempt, trace_id, logger,
+message and exception, those of them that there are. ``who`` is the process's component ("router",
+or a rank).
 
 A record names its request with ``extra={"rid": rid}``. The router gives each attempt of a request
 an id of its own, ``rid.0``, ``rid.1``, which is the rid that ranks know; its records name both.
+Where the request is traced, the trace id is added (``add_trace_ids``).
 """
 
 from __future__ import annotations
@@ -14,15 +16,16 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
 _QUIET = ("httpx", "httpcore", "huggingface_hub", "asyncio", "filelock")  # say too much at INFO
-_REQUEST = ("rid", "attempt")  # what a record may say of its request
+_REQUEST = ("rid", "attempt", "trace_id")  # what a record may say of its request
 
 
 class LineFormatter(logging.Formatter):
-    """Time in UTC, level, component, the record's rid and attempt if it has one, logger, message.
+    """Time in UTC, level, component, what the record says of its request, logger, message.
 
     An exception follows on lines of its own.
     """
@@ -80,6 +83,37 @@ def setup(
     root.handlers[:] = [handler]
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def add_trace_ids(lookup: Callable[[str], str | None]) -> Callable[[], None]:
+    """Give records whose rid ``lookup`` knows their trace id, in the handlers that there are now.
+
+    Returns what undoes it.
+    """
+    known = _TraceIds(lookup)
+    handlers = logging.getLogger().handlers[:]
+    for handler in handlers:
+        handler.addFilter(known)
+
+    def undo() -> None:
+        for handler in handlers:
+            handler.removeFilter(known)
+
+    return undo
+
+
+class _TraceIds(logging.Filter):
+    """Lets everything pass."""
+
+    def __init__(self, lookup: Callable[[str], str | None]) -> None:
+        super().__init__()
+        self._lookup = lookup
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        rid = getattr(record, "rid", None)
+        if rid is not None and (trace_id := self._lookup(rid)):
+            record.trace_id = trace_id
+        return True
 
 
 def _request(record: logging.LogRecord) -> dict[str, str]:

@@ -38,6 +38,11 @@ class WorkerClient(Protocol):
     @property
     def alive(self) -> bool: ...
 
+    @property
+    def lost(self) -> str:
+        """Why the session ended; empty while it lives."""
+        ...
+
     def stream(self, request: TokenRequest) -> AsyncGenerator[TokenChunk, None]:
         """Submit and yield this leg's chunks up to the one with ``finish`` or ``last``.
 
@@ -45,7 +50,12 @@ class WorkerClient(Protocol):
         """
         ...
 
-    def abort(self, rid: str) -> None: ...
+    def abort(self, rid: str, *, done: bool = False) -> None:
+        """Stop a request; its stream, if open, brings no more and is to be left.
+
+        ``done`` where nothing went wrong: all that was wanted of it is there.
+        """
+        ...
 
     async def status(self) -> RankStatus: ...
 
@@ -62,6 +72,7 @@ class TokenStreams(Protocol):
         params: SamplingParams,
         cache_salt: str = "",
         priority: int = 0,
+        trace: str = "",
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield chunks with strictly rising offsets, none twice; the last one has ``finish``.
 
@@ -70,6 +81,6 @@ class TokenStreams(Protocol):
         pair of workers is there. Leaving early (aclose, cancellation) aborts every leg.
 
         Cached KV is shared only by requests of one ``cache_salt``. A higher ``priority`` goes
-        first.
+        first. ``trace`` is the traceparent of the caller's span; without one nothing is traced.
         """
         ...

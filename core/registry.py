@@ -42,6 +42,11 @@ class Registry(Generic[T]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What a configuration may say: the names, and "auto" where there is an order."""
+        return (*(("auto",) if self._order else ()), *self._entries)
+
     def usable(self) -> tuple[str, ...]:
         """Names of what can be used here."""
         return tuple(n for n, e in self._entries.items() if not e.missing())

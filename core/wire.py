@@ -128,6 +128,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
     route: Route
     cache_salt: str = ""  # requests share cached KV only where their salts are equal
     priority: int = 0  # higher is started first, and retracted last
+    trace: str = ""  # W3C traceparent of the router's span for it; empty: not traced
 
     def ids(self) -> Int32Array:
         return unpack_ids(self.token_ids)
@@ -157,8 +158,12 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0  # of the prompt, found in this leg's radix cache
 
 
+# Begins what clients may read of a StreamError's message, to its end; all else is for the log.
+KV_DIFFERS = "KV geometry differs"
+
+
 class StreamError(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a stream failed, in words for the one who can act."""
+    """Why a stream failed, in words for the operator."""
 
     kind: ErrorKind
     message: str
@@ -251,6 +256,7 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
     """Stop the request with exactly this id; unknown ids are ignored."""
 
     rid: str
+    done: bool = False  # the router has all that it wants of it: nothing went wrong
 
 
 class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):

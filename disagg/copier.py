@@ -14,7 +14,7 @@ from disagg.writers import Written
 
 
 class Copier:
-    """The mechanics of writes; every method may run on any thread."""
+    """The mechanics of writes. ``copy`` and ``renew`` may run on any thread."""
 
     def __init__(
         self,
@@ -29,6 +29,18 @@ class Copier:
         self._transport = transport
         self._clock = clock
         self._check = check
+        self._reached: dict[str, str] = {}  # peer -> the latest address it announced
+
+    def reach(self, peer: str, address: str) -> None:
+        """``peer`` is at this address, and at no earlier one."""
+        before, self._reached[peer] = self._reached.get(peer, address), address
+        if before != address:
+            self._transport.forget(before)
+
+    def lose(self, peer: str) -> None:
+        """``peer`` is gone."""
+        if (address := self._reached.pop(peer, None)) is not None:
+            self._transport.forget(address)
 
     def copy(self, claim: Announcement, sources: Int32Array, start: int, stop: int) -> Written:
         """Write the tokens [start, stop) of a room; ``sources[i]`` is the slot of token ``i``.

@@ -157,6 +157,7 @@ class WriteDone:
     """The write in flight returned."""
 
     ok: bool
+    problem: str = ""  # why it failed
 
 
 @dataclass(frozen=True, slots=True)

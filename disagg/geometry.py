@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from core.wire import Int32Array
+from core.wire import KV_DIFFERS, Int32Array
 from disagg.transport.base import Copy
 
 
@@ -44,7 +44,7 @@ def mismatch(prefill: PageGeometry, decode: PageGeometry) -> str | None:
         if field == "slot_bytes":
             mine, other = _in_words(mine), _in_words(other)
         different.append(f"{field} is {mine!r} at the prefill rank, {other!r} at the decode rank")
-    return f"KV geometry differs: {'; '.join(different)}" if different else None
+    return f"{KV_DIFFERS}: {'; '.join(different)}" if different else None
 
 
 def _in_words(slot_bytes: tuple[int, ...]) -> str:

@@ -13,8 +13,8 @@ Incoming, the decode side of one room:
        └────Reserved────▶ ANNOUNCED ──LastArrived──▶ READY
                             │  ▲ │                              Fenced while ANNOUNCED (for another
                             │  └─┘ Fenced: announce again       room's sake): announce again with
-               Aborted ┌────┴────┐ PeerLost, unquiet Refused    a higher generation
-                       ▼         ▼
+               Aborted ┌────┴────┐ PeerLost, second unquiet     a higher generation
+                       ▼         ▼ Refused (the first one asks for a fence, and stays)
                CANCELLING ────▶ FENCING      CANCELLING ends with any of Quiet, LastArrived,
                        │         │           quiet Refused, Fenced; FENCING with Fenced alone.
                        ▼         ▼           A quiet Refused or Corrupt ends ANNOUNCED at once.
@@ -30,7 +30,7 @@ Outgoing, the prefill side of one room:
         └─ClaimTimeout, Aborted, Declined──▶ CLOSED        (at once, when nothing is in flight)
 
     STALLED: the peer was told of the failure and the own engine is being replaced. The peer
-    either fenced and announces again (back to SENDING), or cancels.
+    fences and announces again (back to SENDING), once for each room; then it cancels.
 
 Late, duplicate and unexpected events return the state unchanged and no action.
 """
@@ -100,6 +100,8 @@ class Incoming:
 
     phase: IncomingPhase = IncomingPhase.WAITING
     generation: int = 0
+    failed: int = 0  # generation of the first write that failed
+    cause: str = ""  # why it did
 
     @property
     def over(self) -> bool:
@@ -123,7 +125,12 @@ class Incoming:
 
     def _announce(self) -> IncomingStep:
         generation = self.generation + 1
-        return Incoming(IncomingPhase.ANNOUNCED, generation), (Announce(generation),)
+        announced = replace(self, phase=IncomingPhase.ANNOUNCED, generation=generation)
+        return announced, (Announce(generation),)
+
+    def _fail(self, kind: ErrorKind, message: str) -> Fail:
+        """What ends the request; what went wrong first is what is to be mended."""
+        return Fail(kind, f"{self.cause}; then {message}" if self.failed else message)
 
     def _waiting(self, event: IncomingEvent) -> IncomingStep:
         match event:
@@ -142,14 +149,16 @@ class Incoming:
                 # An older generation is as good: its writes had landed before the fence.
                 after = self._to(IncomingPhase.READY), (StartDecoding(first_token),)
             case Corrupt(generation, message) if generation <= self.generation:
-                after = self._refused(generation, Fail(ErrorKind.UNAVAILABLE, message), quiet=True)
-            case RefusedHeard(generation, kind, message, quiet) if generation <= self.generation:
-                after = self._refused(generation, Fail(kind, message), quiet=quiet)
+                after = self._refused(ErrorKind.UNAVAILABLE, message)
+            case RefusedHeard(generation, kind, message, True) if generation <= self.generation:
+                after = self._refused(kind, message)
+            case RefusedHeard(generation, kind, message, False) if generation == self.generation:
+                after = self._write_failed(kind, message)
             case QuietHeard():
-                fail = Fail(ErrorKind.UNAVAILABLE, "the prefill rank dropped the request")
-                after = self._refused(self.generation, fail, quiet=True)
+                message = "the prefill rank dropped the request"
+                after = self._refused(ErrorKind.UNAVAILABLE, message)
             case PeerLost(message):
-                fail = Fail(ErrorKind.UNAVAILABLE, message)
+                fail = self._fail(ErrorKind.UNAVAILABLE, message)
                 after = self._to(IncomingPhase.FENCING), (fail, Fence())
             case Aborted(kind, message):
                 after = self._to(IncomingPhase.CANCELLING), (SendCancel(), Fail(kind, message))
@@ -157,11 +166,17 @@ class Incoming:
                 after = self._announce()
         return after
 
-    def _refused(self, generation: int, fail: Fail, *, quiet: bool) -> IncomingStep:
-        if quiet:
-            return self._to(IncomingPhase.RELEASED), (fail, Release())
-        if generation < self.generation:
-            return self, ()  # a fence came since, and the peer answers the new announcement
+    def _refused(self, kind: ErrorKind, message: str) -> IncomingStep:
+        return self._to(IncomingPhase.RELEASED), (self._fail(kind, message), Release())
+
+    def _write_failed(self, kind: ErrorKind, message: str) -> IncomingStep:
+        """Try once more, on fresh engines on both sides. Of the latest announcement: to an older
+        one a fence came since, and the peer answers the new one."""
+        if self.failed == self.generation:
+            return self, ()  # said twice; the fence is due
+        if not self.failed:
+            return replace(self, failed=self.generation, cause=message), (Fence(),)
+        fail = self._fail(kind, message)
         return self._to(IncomingPhase.FENCING), (SendCancel(), fail, Fence())
 
     def _cancelling(self, event: IncomingEvent) -> IncomingStep:
@@ -195,7 +210,6 @@ class OutgoingPhase(StrEnum):
 
 OutgoingStep: TypeAlias = "tuple[Outgoing, tuple[OutgoingAction, ...]]"
 Ending = Cancelled | Aborted | Declined | PeerLost
-_WRITE_FAILED = "a KV write failed"
 DECLINED = "the decode rank computes the prompt itself"
 
 
@@ -215,6 +229,7 @@ class Outgoing:
     upto: int | None = None  # end of the write in flight
     written_under: int = 0  # generation of the latest write
     renewing: bool = False
+    problem: str = ""  # of the latest write that failed
     ending: Ending | None = None  # why it drains
     told: bool = False  # the ending was told to the peer
     quiet: bool = True  # nothing of this room can land any more; of use once it is closed
@@ -285,7 +300,7 @@ class Outgoing:
             case WriteDone(ok=True) if self.upto is not None:
                 return replace(self, sent=self.upto, upto=None)._next()
             case WriteDone(ok=False) if self.upto is not None:
-                return self._write_failed()
+                return self._write_failed(event.problem)
             case Cancelled() | Aborted() | PeerLost():
                 ending = replace(self, ending=event)
                 if self.upto is None:
@@ -293,13 +308,22 @@ class Outgoing:
                 return replace(ending, phase=OutgoingPhase.DRAINING), ()
         return self, ()
 
-    def _write_failed(self) -> OutgoingStep:
+    def _write_failed(self, problem: str) -> OutgoingStep:
         quiet = self.written_under < self.generation  # the peer fenced since: that is why it failed
-        stalled = replace(self, phase=OutgoingPhase.STALLED, upto=None, renewing=True, quiet=quiet)
-        if quiet:
-            return stalled, (Renew(),)
-        kind = ErrorKind.UNAVAILABLE
-        return stalled, (SendRefused(self.generation, kind, _WRITE_FAILED, False), Renew())
+        stalled = replace(
+            self,
+            phase=OutgoingPhase.STALLED,
+            upto=None,
+            renewing=True,
+            quiet=quiet,
+            problem=problem,
+        )
+        return stalled, (Renew(),) if quiet else (stalled._unquiet(), Renew())
+
+    def _unquiet(self) -> SendRefused:
+        """What the peer hears of a failed write, which may still land."""
+        message = f"a KV write failed: {self.problem}" if self.problem else "a KV write failed"
+        return SendRefused(self.generation, ErrorKind.UNAVAILABLE, message, False)
 
     def _stalled(self, event: OutgoingEvent) -> OutgoingStep:
         match event:
@@ -322,9 +346,9 @@ class Outgoing:
 
     def _draining(self, event: OutgoingEvent) -> OutgoingStep:
         match event:
-            case WriteDone(ok) if self.upto is not None:
+            case WriteDone(ok, problem) if self.upto is not None:
                 quiet = ok or self.written_under < self.generation
-                returned = replace(self, upto=None, renewing=not ok, quiet=quiet)
+                returned = replace(self, upto=None, renewing=not ok, quiet=quiet, problem=problem)
                 said, words = returned._say()
                 return said._finish(words if ok else (*words, Renew()))
             case Renewed():
@@ -345,8 +369,7 @@ class Outgoing:
             case Cancelled() if self.quiet:
                 return told, (SendQuiet(),)
             case Cancelled():
-                kind = ErrorKind.UNAVAILABLE
-                return told, (SendRefused(self.generation, kind, _WRITE_FAILED, False),)
+                return told, (self._unquiet(),)
             case Aborted(kind, message):
                 return told, (SendRefused(self.generation, kind, message, self.quiet),)
             case PeerLost(message):  # in case a new link exists and the peer missed the loss

@@ -63,6 +63,7 @@ class Ready:
     room: int
     first_token: int  # the id that the prefill rank sampled
     took_s: float = field(default=0.0, compare=False)  # since the pages were announced
+    moved_bytes: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,7 @@ class Receiver:
         self._address = transport.address
         self._geometry = geometry
         self._bases = tuple(bases)
+        self._exported = transport.exported(self._bases)
         self._send = send
         self._encode = to_prefill_codec().encode
         self._decode = to_decode_codec().decode
@@ -182,7 +184,7 @@ class Receiver:
 
         Raises TransferError when the fence fails: the rank cannot go on and has to end.
         """
-        if self._fence_due:
+        if self._fence_due or self._transport.lost:
             self._fence()
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
@@ -218,12 +220,10 @@ class Receiver:
         )
 
     def _fence(self) -> None:
-        """Renew the transport, and tell every room. The only place that may take long.
-
-        With Mooncake 0.7 to 5 s, during which the whole process stands still.
-        """
+        """Renew the transport, and tell every room. The only place that may take long."""
         self._fence_due = False
         self._address = self._transport.renew()
+        self._exported = self._transport.exported(self._bases)
         self._count.fences += 1
         for room in list(self._rooms):
             self._feed(room, Fenced())
@@ -273,8 +273,9 @@ class Receiver:
             case StartDecoding(first_token):
                 took_s = self._clock.now() - record.announced_s
                 self._count.took("ready", took_s)
-                self._count.moved_bytes += len(record.pages) // 4 * self._geometry.token_bytes
-                self._outcomes.append(Ready(room, first_token, took_s))
+                moved_bytes = len(record.pages) // 4 * self._geometry.token_bytes
+                self._count.moved_bytes += moved_bytes
+                self._outcomes.append(Ready(room, first_token, took_s, moved_bytes))
             case Fail(kind, message):
                 self._outcomes.append(Failed(room, kind, message))
             case Release():
@@ -291,7 +292,7 @@ class Receiver:
             pages=record.pages,
             geometry=self._geometry,
             address=self._address,
-            bases=self._bases,
+            bases=self._exported,
         )
 
 

@@ -26,6 +26,10 @@ class Closed:
     ok: bool  # the decode rank has all KV and the first token
     message: str  # why not
     declined: bool = False  # the decode rank computes the prompt itself: no failure
+    # what it took; no part of what happened
+    moved_bytes: int = field(default=0, compare=False)
+    writes: int = field(default=0, compare=False)
+    sending_s: float = field(default=0.0, compare=False)  # since it first could send; 0: never
 
 
 @dataclass(slots=True)
@@ -43,6 +47,8 @@ class OpenRoom:
     checksums: tuple[int, ...] = ()  # of the write that ended the prompt
     opened_s: float = 0.0
     sending_s: float | None = None  # when it first could send
+    moved_bytes: int = 0
+    writes: int = 0  # that succeeded
 
     def problem(
         self, message: Announcement, geometry: PageGeometry

@@ -1,16 +1,17 @@
 """The prefill side of the handoffs of one rank: push finished chunks, then the first token.
 
-A thin shell over ``handoff.Outgoing``, used by the engine's thread alone. Writes block, so they run
-on a few writer threads, whose results wait in a queue until the next ``poll``; ``wake`` tells the
-engine's loop that there is one.
+A thin shell over ``handoff.Outgoing``. Writes block, so they run on a few writer threads. The
+thread on which one ends takes the room on at once, to its next write or to Done: the engine's may
+be in the middle of a step, which takes as long as a chunk does. One lock guards it all, and
+nothing blocks under it.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import msgspec
 import numpy as np
@@ -34,15 +35,14 @@ from disagg.events import (
     PeerLost,
     ReleasePages,
     Renew,
-    Renewed,
     SendDone,
     SendQuiet,
     SendRefused,
     Write,
-    WriteDone,
 )
 from disagg.geometry import PageGeometry
 from disagg.handoff import DECLINED
+from disagg.lock import locked
 from disagg.messages import (
     Announcement,
     Cancel,
@@ -55,8 +55,9 @@ from disagg.messages import (
     to_prefill_codec,
 )
 from disagg.registers import Closed, EarlyClaims, Grave, Graveyard, OpenRoom, cause_of
+from disagg.transfers import Transfers
 from disagg.transport.base import KVTransport
-from disagg.writers import Finished, Submit, Writers, Written
+from disagg.writers import Submit
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +67,9 @@ class Sender:
 
     ``bases`` are the addresses of slot 0 of each region, in the order of the geometry; the
     transport must have them registered, and serve this sender alone. ``send`` must not block; it
-    may drop what it cannot deliver, when it then reports the peer lost. ``wake`` is called from
-    writer threads. ``submit`` replaces the writer threads in tests. Its clock only measures.
+    may drop what it cannot deliver, when it then reports the peer lost. ``send``, and ``wake``,
+    which asks for a ``poll``, are called from writer threads, too. ``submit`` replaces these
+    threads in tests. Its clock only measures.
     """
 
     def __init__(
@@ -87,18 +89,20 @@ class Sender:
         self._count = HandoffCount()
         self._send = send
         self._claim_timeout_s = claim_timeout_s
-        self._writers = Writers(submit, wake)
+        self._transfers = Transfers(self._copier, self._count, self._clock, self._ended, submit)
+        self._wake = wake
+        self._lock = threading.RLock()
+        self._broken: BaseException | None = None  # on a writer thread; for the owner's
         self._encode = to_decode_codec().encode
         self._decode = to_prefill_codec().decode
         self._rooms: dict[int, OpenRoom] = {}
         self._early = EarlyClaims()
         self._graves = Graveyard()
         self._closed: list[Closed] = []
-        self._stale: set[int] = set()  # rooms that wait for a renewal not yet begun
-        self._renewing: frozenset[int] = frozenset()  # rooms that the renewal under way serves
 
     # --- the owner's side ---------------------------------------------------------------------
 
+    @locked
     def open(self, room: int, rid: str, tokens: int) -> None:
         """Expect a decode rank to claim ``room``, for a prompt of ``tokens`` tokens.
 
@@ -119,6 +123,7 @@ class Sender:
         record = self._rooms.get(room)
         return record is not None and record.claim is not None
 
+    @locked
     def push(self, room: int, slots: Int32Array) -> None:
         """KV of the first ``len(slots)`` tokens is complete in these token slots.
 
@@ -130,6 +135,7 @@ class Sender:
             record.slots = np.array(slots, dtype=np.int32)
             self._feed(room, Computed(len(slots), last=False))
 
+    @locked
     def finish(self, room: int, first_token: int) -> None:
         """All tokens were pushed, and this one was sampled after them."""
         if record := self._rooms.get(room):
@@ -137,6 +143,7 @@ class Sender:
             record.first_token = first_token
             self._feed(room, Computed(record.tokens, last=True))
 
+    @locked
     def abort(self, room: int, kind: ErrorKind, message: str) -> None:
         """Give the room up and tell the decode rank why; works before ``open``, too."""
         if room in self._rooms:
@@ -146,18 +153,20 @@ class Sender:
             if early := self._early.pop(room):
                 self._on_announcement(early.peer, early.message)
 
+    @locked
     def poll(self, now: float) -> list[Closed]:
-        """Take in finished writes and passed deadlines; the rooms closed since the last call.
+        """Take in passed deadlines; the rooms closed since the last call.
 
         Call it at least once a second. Raises TransferError when the engine could not be
         replaced after a failed write: the rank cannot go on and has to end.
         """
-        for item in self._writers.finished():
-            self._on_finished(item)
+        if self._broken is not None:
+            raise self._broken
         self._expire(now)
         closed, self._closed = self._closed, []
         return closed
 
+    @locked
     def counts(self) -> dict[str, int]:
         """Live rooms by phase, and as "early" those announced but not yet opened."""
         counts = Counter(str(record.machine.phase) for record in self._rooms.values())
@@ -168,10 +177,12 @@ class Sender:
     def bytes_sent(self) -> int:
         return self._count.moved_bytes
 
+    @locked
     def report(self) -> HandoffReport:
         """What was counted since start."""
         return self._count.report(sum(len(record.slots) for record in self._rooms.values()))
 
+    @locked
     def rooms(self) -> tuple[RoomView, ...]:
         """Every live room, and every early announcement, for a dump."""
         live = (record.view(room) for room, record in self._rooms.items())
@@ -179,10 +190,11 @@ class Sender:
 
     def close(self) -> None:
         """Stop the writer threads after the writes in progress; does not wait for them."""
-        self._writers.close()
+        self._transfers.close()
 
     # --- the peer's side ----------------------------------------------------------------------
 
+    @locked
     def on_message(self, peer: str, data: bytes) -> None:
         """Take one message of a peer. Raises TransferError when it cannot be read.
 
@@ -200,10 +212,12 @@ class Sender:
             case DeclinedMessage(room=room):
                 self._on_declined(room)
 
+    @locked
     def on_peer_lost(self, peer: str, message: str = "the link to the decode rank ended") -> None:
         """The link is gone: its rooms close once nothing of them is in flight."""
         for room in [r for r, record in self._rooms.items() if record.peer == peer]:
             self._feed(room, PeerLost(message))
+        self._copier.lose(peer)
         for announcement in self._early.pop_peer(peer):
             kind = ErrorKind.UNAVAILABLE
             grave = Grave(announcement.generation, True, kind, message)
@@ -233,6 +247,7 @@ class Sender:
         else:
             self._count.retries += 1
         record.peer, record.claim = peer, message
+        self._copier.reach(peer, message.address)
         log.info("room %d claimed by %s", message.room, peer, extra={"rid": record.rid})
         self._feed(message.room, Claimed(message.generation, message.held))
 
@@ -281,6 +296,18 @@ class Sender:
 
     # --- machinery ----------------------------------------------------------------------------
 
+    def _ended(self) -> None:
+        """A write or a renewal has ended, on this thread."""
+        try:
+            with self._lock:
+                for room, event in self._transfers.events():
+                    self._feed(room, event)
+        except BaseException as error:
+            self._broken = error
+            raise
+        finally:
+            self._wake()
+
     def _feed(self, room: int, event: OutgoingEvent) -> None:
         record = self._rooms.get(room)
         if record is None:
@@ -293,10 +320,9 @@ class Sender:
         message: ToDecode | None = None
         match action:
             case Write(start, stop):
-                self._write(room, record, start, stop)
+                self._transfers.write(room, record, start, stop)
             case Renew():
-                self._stale.add(room)
-                self._renew()
+                self._transfers.renew(room)
             case ReleasePages(ok, words):
                 self._bury(room, record, ok=ok, message=words)
             case SendDone(generation):
@@ -326,55 +352,15 @@ class Sender:
         machine = record.machine
         ending = machine.ending
         declined = isinstance(ending, Declined)
-        self._closed.append(Closed(room, ok, message, declined))
+        took_s = 0.0 if record.sending_s is None else self._clock.now() - record.sending_s
+        self._closed.append(
+            Closed(room, ok, message, declined, record.moved_bytes, record.writes, took_s)
+        )
         if not ok and not declined:
             self._count.failed[cause_of(ending)] += 1
         kind = ending.kind if isinstance(ending, Aborted) else ErrorKind.UNAVAILABLE
         words = message or "the room was served"
         self._graves.bury(room, Grave(machine.generation, machine.quiet, kind, words, declined))
-
-    def _write(self, room: int, record: OpenRoom, start: int, stop: int) -> None:
-        claim = record.claim
-        assert claim is not None, room
-        if record.sending_s is None:
-            record.sending_s = self._clock.now()
-        job = partial(self._copier.copy, claim, record.slots, start, stop)
-        self._writers.write(room, claim.address, job)
-
-    def _renew(self) -> None:
-        """Start replacing the engine for all rooms that wait for it, unless one is under way.
-
-        A renewal serves the writes that had failed before it began, and no later ones.
-        """
-        if self._stale and not self._renewing:
-            self._renewing, self._stale = frozenset(self._stale), set()
-            self._writers.renew(self._copier.renew)
-
-    def _on_finished(self, item: Finished) -> None:
-        error = item.error
-        if item.room is None:
-            if error is not None:
-                raise error
-            self._count.fences += 1
-            served, self._renewing = self._renewing, frozenset()
-            for room in served:
-                self._feed(room, Renewed())
-            self._renew()
-            return
-        if error is not None and not isinstance(error, TransferError):
-            raise error
-        if error is None:
-            self._book(item.room, item.future.result())
-        else:
-            self._count.failed["write_failed"] += 1
-            log.warning("room %d: KV write to %s failed: %s", item.room, item.target, error)
-        self._feed(item.room, WriteDone(ok=error is None))
-
-    def _book(self, room: int, written: Written) -> None:
-        self._count.moved_bytes += written.count
-        self._count.write_s += written.took_s
-        if written.checksums and (record := self._rooms.get(room)):
-            record.checksums = written.checksums
 
     def _expire(self, now: float) -> None:
         words = f"no decode rank claimed the room within {self._claim_timeout_s:g} s"

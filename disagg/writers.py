@@ -1,4 +1,4 @@
-"""Blocking transport calls off the engine's thread: a few lanes a target, results in a queue."""
+"""Blocking transport calls on threads of their own: a few lanes a target, results in a queue."""
 
 from __future__ import annotations
 
@@ -30,26 +30,24 @@ class Finished:
 
     room: int | None
     target: str
-    future: Future[Written]
-
-    @property
-    def error(self) -> BaseException | None:
-        return self.future.exception()
+    written: Written = Written()
+    error: BaseException | None = None
 
 
 class Writers:
     """Runs writes through ``submit``, or on threads of its own; to a target at most ``per_target``.
 
-    The limit keeps a mute peer, whose writes hang for seconds, from taking all threads. All
-    methods belong to the engine's thread; ``wake`` is called from others.
+    The limit keeps a mute peer, whose writes hang for seconds, from taking all threads. Methods
+    are not to be called by two threads at once. ``ended`` is called by each job's own thread when
+    its result is there: never within a call of a method.
     """
 
     def __init__(
-        self, submit: Submit | None, wake: Callable[[], None], per_target: int = 2
+        self, submit: Submit | None, ended: Callable[[], None], per_target: int = 2
     ) -> None:
         self._pool = ThreadPoolExecutor(WRITER_THREADS, "kv-writer") if submit is None else None
         self._submit = submit or self._on_pool
-        self._wake = wake
+        self._ended = ended
         self._per_target = per_target
         self._active: Counter[str] = Counter()
         self._queued: dict[str, deque[tuple[int, Job]]] = {}
@@ -85,11 +83,20 @@ class Writers:
             del self._active[target]
 
     def _start(self, room: int | None, target: str, job: Job) -> None:
-        def ended(future: Future[Written]) -> None:
-            self._done.put(Finished(room, target, future))
-            self._wake()
+        def run() -> Written:
+            try:
+                written = job()
+            except BaseException as error:  # the owner of the result is to hear of any
+                self._tell(Finished(room, target, error=error))
+                raise
+            self._tell(Finished(room, target, written))
+            return written
 
-        self._submit(job).add_done_callback(ended)
+        self._submit(run)
+
+    def _tell(self, item: Finished) -> None:
+        self._done.put(item)
+        self._ended()
 
     def _on_pool(self, job: Job) -> Future[Written]:
         assert self._pool is not None

@@ -48,7 +48,7 @@ Environment variables that are read ([core/env.py](../../core/env.py)): `ANTIPHO
 `XDG_CACHE_HOME`, for the place of converted models; `ANTIPHON_KEY`, the key that commands show to
 a router; and those that `router.api_keys` and `router.admin_key` name. Libraries read their own
 (`HF_TOKEN`, Mooncake's `MC_*`); some `MC_*` get a default where the operator set none
-([disagg/transport/mooncake.py](../../disagg/transport/mooncake.py)).
+([disagg/transport/mooncake_engine.py](../../disagg/transport/mooncake_engine.py)).
 """
 
 _METRICS_HEAD = """\

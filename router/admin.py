@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from core.errors import RequestError
+from router.echo import clipped
 from router.openai.errors import json_response
 
 
@@ -67,4 +68,4 @@ async def _read(request: Request, kind: type[Any]) -> Any:  # opaque: an instanc
     try:
         return msgspec.json.decode(await request.body(), type=kind)
     except msgspec.DecodeError as error:
-        raise RequestError(f"the body does not fit: {error}") from error
+        raise RequestError(f"the body does not fit: {clipped(error)}") from error

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from core.errors import AntiphonError, EngineError, Overloaded, RequestError, Unavailable
-from core.wire import ErrorKind, FinishReason, StreamError, TokenChunk
+from core.wire import FinishReason, TokenChunk
+from router.failures import stream_error
 from router.prompt import PromptReader, chosen_token
 from router.text.detokenizer import Detokenizer
 from router.text.request import ChosenToken, TextEvent, TextRequest
@@ -30,7 +30,7 @@ class Choice:
         """
         self.index = index
         self.tokens = 0  # of the output, so far
-        self.done = False
+        self.finish: FinishReason | None = None  # of its last event
         self._tokenizer = tokenizer
         self._silent_ids = silent_ids
         self._detokenizer = Detokenizer(
@@ -45,6 +45,10 @@ class Choice:
         self._offsets: list[int] = []  # of the chunk's tokens
         self._ids: list[int] = []  # since the last event
         self._logprobs: list[ChosenToken] = []
+
+    @property
+    def done(self) -> bool:
+        return self.finish is not None
 
     def absorb(self, chunk: TokenChunk) -> TextEvent | None:
         """Take a chunk; None while nothing can be shown. Raises the error a chunk ends with."""
@@ -122,22 +126,7 @@ class Choice:
             prompt=None if self._prompt is None else self._prompt.read(),
         )
         self._prompt = None
-        self.done = finish is not None
+        self.finish = finish
         self._ids.clear()
         self._logprobs.clear()
         return event
-
-
-def stream_error(error: StreamError | None) -> AntiphonError:
-    """The exception for the error that ended a token stream."""
-    if error is None:
-        return EngineError("the token stream ended with an error and no words for it")
-    match error.kind:
-        case ErrorKind.INVALID:
-            return RequestError(error.message)
-        case ErrorKind.OVERLOADED:
-            return Overloaded(error.message)
-        case ErrorKind.UNAVAILABLE:
-            return Unavailable(error.message)
-        case ErrorKind.INTERNAL:
-            return EngineError(error.message)

@@ -20,6 +20,7 @@ from core import metrics
 from core.clock import Clock, RealClock
 from core.errors import AntiphonError, RankLost, Unavailable
 from core.metrics import MetricSink, NullSink
+from core.tracing.tracer import Tracer
 from core.wire import (
     ErrorKind,
     FinishReason,
@@ -39,6 +40,7 @@ from router.merge import OutputMerge
 from router.policy.base import Policy
 from router.replicas import Replica
 from router.reservation import Reservation
+from router.tracing import AttemptTrace, attempt
 
 log = logging.getLogger(__name__)
 
@@ -101,12 +103,14 @@ class Dispatcher:
         limits: DispatchLimits = DispatchLimits(),
         sink: MetricSink | None = None,
         clock: Clock | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._replicas = replicas
         self._prefill_policy = prefill_policy
         self._decode_policy = decode_policy
         self._limits = limits
         self._sink: MetricSink = sink or NullSink()
+        self._tracer = tracer
         self.live = LiveStreams(clock or RealClock())
         for policy in (prefill_policy, decode_policy):
             replicas.when_gone(policy.forget)
@@ -118,6 +122,7 @@ class Dispatcher:
         params: SamplingParams,
         cache_salt: str = "",
         priority: int = 0,
+        trace: str = "",
     ) -> AsyncGenerator[TokenChunk, None]:
         """See core.ports.TokenStreams. Close it (``aclosing``) when leaving early."""
         asked = _Asked(params, cache_salt, priority)
@@ -125,23 +130,27 @@ class Dispatcher:
         search = _Search()
         with self.live.track(rid, merge) as live:
             while not merge.finished:
-                held = await self._reservation(merge, asked, search)
-                if held is None:
-                    yield merge.fail(ErrorKind.UNAVAILABLE, search.reason)
-                    return
-                try:
-                    request = self._request(f"{rid}.{search.reroutes}", merge, asked, held)
-                    live.attempt(request)
-                    async with aclosing(self._attempt(held, request, merge, search)) as chunks:
-                        async for chunk in chunks:
-                            if chunk.token_ids:
-                                held.first_token(chunk.usage, local=merge.local)
-                            yield chunk
-                finally:
-                    live.request = None
-                    held.release(merge.token_ids())
-                if end := self._after_attempt(rid, merge, params, search):
-                    yield end
+                name = f"{rid}.{search.reroutes}"
+                with attempt(self._tracer, trace, name) as spans:
+                    held = await self._reservation(merge, asked, search)
+                    if held is None:
+                        yield _noted(spans, merge.fail(ErrorKind.UNAVAILABLE, search.reason))
+                        return
+                    try:
+                        request = self._request(name, merge, asked, held, spans)
+                        live.attempt(request)
+                        async with aclosing(self._attempt(held, request, merge, search)) as chunks:
+                            async for chunk in chunks:
+                                if chunk.token_ids:
+                                    held.first_token(chunk.usage, local=merge.local)
+                                yield _noted(spans, chunk)
+                    finally:
+                        live.request = None
+                        held.release(merge.token_ids())
+                    if end := self._after_attempt(rid, merge, params, search):
+                        yield _noted(spans, end)
+                    elif spans is not None and not merge.finished:
+                        spans.lost(search.reason)
 
     # --- choosing ------------------------------------------------------------
 
@@ -188,7 +197,12 @@ class Dispatcher:
         return Reservation(prefill, decode, prompt_tokens=len(token_ids), output_tokens=output)
 
     def _request(
-        self, rid: str, merge: OutputMerge, asked: _Asked, held: Reservation
+        self,
+        rid: str,
+        merge: OutputMerge,
+        asked: _Asked,
+        held: Reservation,
+        spans: AttemptTrace | None,
     ) -> TokenRequest:
         """Each attempt has an id of its own: a rank may still be dropping the one before."""
         token_ids: Int32Array = merge.token_ids()
@@ -197,7 +211,7 @@ class Dispatcher:
             prefill=held.prefill.client.incarnation,
             decode=held.decode.client.incarnation,
         )
-        return TokenRequest(
+        request = TokenRequest(
             rid=rid,
             token_ids=pack_ids(token_ids),
             prompt_len=len(token_ids) - merge.produced,
@@ -205,7 +219,11 @@ class Dispatcher:
             route=route,
             cache_salt=asked.cache_salt,
             priority=asked.priority,
+            trace="" if spans is None else spans.traceparent,
         )
+        if spans is not None:
+            spans.routed(held, request)
+        return request
 
     # --- running ------------------------------------------------------------
 
@@ -258,6 +276,13 @@ class Dispatcher:
         merge.restart()
         self._sink.count(metrics.REROUTES)
         return None
+
+
+def _noted(spans: AttemptTrace | None, chunk: TokenChunk) -> TokenChunk:
+    """The chunk, once the spans know of it."""
+    if spans is not None:
+        spans.chunk(chunk)
+    return chunk
 
 
 def _peer_failed(chunk: TokenChunk) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from core.errors import RequestError
+from router.echo import clipped
 from router.text.chat import ChatTemplate
 from router.text.request import ChatPrompt, Prompt, ServedModel
 from router.text.tokenizer import Tokenizer
@@ -46,7 +47,7 @@ class Encoder:
         if min(ids) < 0 or max(ids) >= self.model.vocab_size:
             raise RequestError(
                 f"token ids must be in [0, {self.model.vocab_size}); the prompt has "
-                f"{min(ids)} to {max(ids)}",
+                f"{clipped(min(ids))} to {clipped(max(ids))}",
                 param=param,
             )
         return ids

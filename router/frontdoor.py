@@ -20,19 +20,24 @@ from core.clock import Clock
 from core.errors import AntiphonError, RequestError
 from core.metrics import MetricSink
 from core.ports import TokenStreams
+from core.tracing.tracer import Tracer
 from core.wire import SamplingParams
 from router.admission import Admission
 from router.choice import Choice
+from router.echo import clipped
 from router.encoder import Encoder
+from router.failures import detail_of, told
 from router.meter import RequestMeter, status_of
 from router.prompt import PromptReader
 from router.rules import check
 from router.text.request import DEFAULT_TERMS, ChatPrompt, Terms, TextRequest, TextUsage
 from router.textstream import LEAD_PROMPT_TOKENS, ChoiceStream, TextStream
+from router.tracing import RequestTrace, tokenising
 
 log = logging.getLogger(__name__)
 
 _SEED_BITS = 63
+_GRAVE = frozenset({"unavailable", "error"})  # ends of a request that an operator should see
 
 
 def draw_seed() -> int:
@@ -53,6 +58,7 @@ class FrontDoor:
         clock: Clock,
         terms: Terms = DEFAULT_TERMS,
         draw_seed: Callable[[], int] = draw_seed,
+        tracer: Tracer | None = None,
     ) -> None:
         self.model = encoder.model
         self.clock = clock
@@ -63,14 +69,15 @@ class FrontDoor:
         self._terms = terms
         self._sink = sink
         self._draw_seed = draw_seed
+        self._tracer = tracer
         self._aborts: dict[str, Callable[[], None]] = {}  # request id -> how to stop it
 
     @asynccontextmanager
     async def open(self, request: TextRequest) -> AsyncIterator[TextStream]:
         """Admit a request and give its stream; leaving the block early aborts it.
 
-        Raises RequestError, Overloaded; the stream's iteration raises those, Unavailable and
-        EngineError.
+        Raises RequestError, Overloaded, Unavailable and EngineError, for the stream's iteration,
+        too. What they say is for the caller; the log has the rest, with the request's id.
         """
         meter = RequestMeter(self._sink, self.clock)
         usage = TextUsage()
@@ -79,11 +86,13 @@ class FrontDoor:
         assert request.rid not in self._aborts, request.rid
         self._aborts[request.rid] = early.set
         self._sink.set(metrics.RUNNING, self.running)
+        trace = None if self._tracer is None else self._trace(self._tracer, request)
         try:
             check(request, self.model, self._terms)
             with self.admission.ticket(len(request.prompts) * request.n):
-                prompts = [await self._encoder.prompt_ids(p) for p in request.prompts]
-                stream = self._start(request, prompts, meter, usage)
+                with tokenising(self._tracer, trace):
+                    prompts = [await self._encoder.prompt_ids(p) for p in request.prompts]
+                stream = self._start(request, prompts, meter, usage, trace)
                 self._aborts[request.rid] = stream.abort
                 if early.is_set():
                     stream.abort()
@@ -92,17 +101,16 @@ class FrontDoor:
                 finally:
                     await stream.aclose()
                 status = "aborted" if stream.aborted else "ok"
-        except AntiphonError as error:
-            status, problem = status_of(error), str(error)
-            raise
-        except Exception:
-            status = "error"
-            raise
+        except Exception as error:
+            status, problem = _noted(error, request.rid)
+            raise told(error, request.rid) from error
         finally:
             del self._aborts[request.rid]
             self._sink.set(metrics.RUNNING, self.running)
             meter.end(status, usage)
             _log_end(request.rid, status, problem, usage, meter.age_s)
+            if trace is not None:
+                trace.end(status, problem, usage)
 
     @property
     def running(self) -> int:
@@ -132,7 +140,12 @@ class FrontDoor:
         return await self._encoder.encode(prompt, add_special=add_special)
 
     def _start(
-        self, request: TextRequest, prompts: list[list[int]], meter: RequestMeter, usage: TextUsage
+        self,
+        request: TextRequest,
+        prompts: list[list[int]],
+        meter: RequestMeter,
+        usage: TextUsage,
+        trace: RequestTrace | None,
     ) -> TextStream:
         seed = self._draw_seed() if request.seed is None else request.seed
         budgets = [self._budget(request, p, len(ids)) for p, ids in enumerate(prompts)]
@@ -141,6 +154,7 @@ class FrontDoor:
         salt = request.cache_salt
         if self._terms.salt_by_key:
             salt = f"{request.caller}:{salt}"
+        parent = "" if trace is None else trace.traceparent
         choices = []
         for p, ids in enumerate(prompts):
             reader = self._reader(request, p, ids)
@@ -151,9 +165,18 @@ class FrontDoor:
                 params = self._params(request, budgets[p], seed + i, scores=i == 0)
                 choice = self._choice(request, p * request.n + i, ids, reader)
                 rid = _rid(request, choice.index)
-                tokens = partial(self._streams.stream, rid, ids, params, salt, request.priority)
+                tokens = partial(
+                    self._streams.stream, rid, ids, params, salt, request.priority, parent
+                )
                 choices.append(ChoiceStream(choice, tokens, leads=i == 0, lead=lead))
-        return TextStream(choices, meter, usage, timeout_s=self._timeout(request))
+        stream = TextStream(choices, meter, usage, timeout_s=self._timeout(request))
+        if trace is not None:
+            trace.stream = stream
+        return stream
+
+    def _trace(self, tracer: Tracer, request: TextRequest) -> RequestTrace | None:
+        rids = [_rid(request, i) for i in range(len(request.prompts) * request.n)]
+        return RequestTrace.begin(tracer, request, self.model.name, {request.rid, *rids})
 
     def _timeout(self, request: TextRequest) -> float | None:
         """Seconds from arrival: the shorter of the caller's and the operator's."""
@@ -203,7 +226,7 @@ class FrontDoor:
                 limit = min(context - prompt_tokens, self._terms.max_output_tokens or context)
             _check_least(request.sampling.min_new_tokens, limit)
             return max(limit, 1)  # with 0 the prompt is only scored: that takes a step, too
-        wish = "at least one token" if asked is None else f"{asked} tokens"
+        wish = "at least one token" if asked is None else f"{clipped(asked)} tokens"
         raise RequestError(
             f"This model's maximum context length is {context} tokens. However, you asked for "
             f"{wish} of output after a prompt of {prompt_tokens} tokens. "
@@ -213,10 +236,20 @@ class FrontDoor:
         )
 
 
+def _noted(error: Exception, rid: str) -> tuple[str, str]:
+    """How a request ended that failed: the label of the metric, and what the log says."""
+    if not isinstance(error, AntiphonError):
+        log.error("a defect ended the request", exc_info=error, extra={"rid": rid})
+        return "error", repr(error)
+    status, detail = status_of(error), detail_of(error)
+    if error.detail and status not in _GRAVE:  # a rank's words, which its caller does not see
+        log.warning("refused by a rank: %s", detail, extra={"rid": rid})
+    return status, detail
+
+
 def _log_end(rid: str, status: str, problem: str, usage: TextUsage, age_s: float) -> None:
-    grave = status in {"unavailable", "error"}
     log.log(
-        logging.WARNING if grave else logging.INFO,
+        logging.WARNING if status in _GRAVE else logging.INFO,
         "ended: %s after %.3f s, %d tokens of prompt, %d cached, %d of output%s",
         status,
         age_s,
@@ -236,6 +269,6 @@ def _check_least(least: int, limit: int) -> None:
     """``min_tokens`` against what the output can have; raises RequestError."""
     if least > limit:
         raise RequestError(
-            f"min_tokens is {least}, but the output can have at most {limit} tokens",
+            f"min_tokens is {clipped(least)}, but the output can have at most {limit} tokens",
             param="min_tokens",
         )

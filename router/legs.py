@@ -45,6 +45,7 @@ class Legs:
         self._open = len(replicas)
         self._handed_over: list[Replica] = []  # legs that ended and left the rest to the other
         self._finished = False
+        self._failed = False
         self._local = False  # the decode leg needs no KV
 
     @property
@@ -70,12 +71,15 @@ class Legs:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for task in self._tasks:
+        enough = kind is GeneratorExit and not self._failed  # such as a stop string
+        for leg, task in zip(self._replicas, self._tasks, strict=True):
+            if enough and not task.done():
+                leg.client.abort(self._request.rid, done=True)
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if not self._finished or self._local:
             for leg in self._handed_over:
-                leg.client.abort(self._request.rid)
+                leg.client.abort(self._request.rid, done=enough)
 
     async def _pump(self, leg: Replica) -> None:
         finish, last = None, False
@@ -85,6 +89,7 @@ class Legs:
                 self._local |= leg.role is Role.DECODE and _is_first(self._request, chunk)
                 last = chunk.last or finish is not None
                 self._finished |= finish not in {None, FinishReason.ERROR}
+                self._failed |= finish is FinishReason.ERROR
                 self._events.put_nowait(Arrived(leg, chunk))
         if not last:
             raise RankLost(f"{leg.client.incarnation} ended the stream without a reason")
@@ -93,7 +98,9 @@ class Legs:
 
     def _ended(self, leg: Replica, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            self._events.put_nowait(Ended(leg, task.exception()))
+            error = task.exception()
+            self._failed |= error is not None
+            self._events.put_nowait(Ended(leg, error))
 
 
 def _is_first(request: TokenRequest, chunk: TokenChunk) -> bool:

@@ -9,4 +9,5 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     """Whether requests can be served now, and why not."""
 
     ready: bool
-    reason: str = ""
+    reason: str = ""  # for operators: it names ranks
+    told: str = "not every worker is there"  # the same for everybody

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from core.errors import AntiphonError, RankLost
 from core.ports import WorkerClient
+from core.rpc.link import in_order
 from core.wire import Incarnation, LoadReport, RankId, Role
 
 log = logging.getLogger(__name__)
@@ -113,6 +114,7 @@ class Replicas:
         self._keepers: dict[RankId, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._up: dict[RankId, Replica] = {}
+        self._problems: dict[RankId, str] = {}  # of members without a session: why there is none
         self._changed = asyncio.Event()
         self._when_gone: list[Callable[[Incarnation], None]] = []
 
@@ -186,6 +188,10 @@ class Replicas:
         """Every announced member and its session, None while there is none; for status pages."""
         return [(member, self._up.get(rank)) for rank, member in self._members.items()]
 
+    def problem(self, rank: RankId) -> str:
+        """Why there is no session with a member; empty where there is one, or nothing is known."""
+        return self._problems.get(rank, "")
+
     def change(self) -> asyncio.Event:
         """The event that is set at the next change of members or sessions. Take it, then look."""
         return self._changed
@@ -205,6 +211,7 @@ class Replicas:
     def _drop(self, rank: RankId) -> None:
         life = self._members.pop(rank).incarnation
         self._up.pop(rank, None)
+        self._problems.pop(rank, None)
         keeper = self._keepers.pop(rank)
         self._leaving.add(keeper)
         keeper.add_done_callback(self._leaving.discard)
@@ -228,14 +235,24 @@ class Replicas:
             client = await self._connect(member.incarnation, lost.set)
         except AntiphonError as error:
             log.info("no session with %s: %s", rank, error)
+            self._problems[rank] = str(error)
             return False
         try:
             self._up[rank] = Replica(client, member.role)
+            self._problems.pop(rank, None)
             log.info("session with %s is up", member.incarnation)
             self._tell()
             await lost.wait()
-            log.warning("session with %s is lost", member.incarnation)
+            draining = self._members[rank].state is MemberState.DRAINING
+            expected = draining or in_order(client.lost)
+            log.log(
+                logging.INFO if expected else logging.WARNING,
+                "session with %s is lost: %s",
+                member.incarnation,
+                client.lost,
+            )
             del self._up[rank]
+            self._problems[rank] = client.lost
             self._tell()
         finally:
             await client.close()

@@ -34,6 +34,11 @@ class Reservation:
     def legs(self) -> tuple[Replica, ...]:
         return (self.prefill,) if self._decode_ticket is None else (self.prefill, self.decode)
 
+    @property
+    def expected_tokens(self) -> int | None:
+        """Of the prompt, thought to be in the prefill replica's cache; None: nobody knows."""
+        return self._prefill_ticket.expected_tokens
+
     def first_token(self, usage: Usage | None, *, local: bool = False) -> None:
         """The prompt is computed; calls after the first one change nothing.
 

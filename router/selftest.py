@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable, Set as AbstractSet
 from contextlib import aclosing
@@ -11,8 +12,11 @@ from core.errors import AntiphonError
 from core.ports import TokenStreams
 from core.wire import FinishReason, Incarnation, RankId, Role, SamplingParams
 from router.dispatch import Routes
+from router.failures import plain
 from router.readiness import Readiness
 from router.replicas import MemberState, Replica, Replicas
+
+log = logging.getLogger(__name__)
 
 PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)
 
@@ -36,6 +40,7 @@ class SelfTest:
         self._dispatch = dispatch
         self._timeout_s = timeout_s
         self._passed: frozenset[str] = frozenset()
+        self._problem = ""  # of the latest test
         self._lock = asyncio.Lock()
 
     async def ready(self) -> Readiness:
@@ -48,7 +53,9 @@ class SelfTest:
                 return Readiness(ready=True)
             problem = await self._try(self._streams)
             self._passed = frozenset() if problem else up
-            return Readiness(ready=not problem, reason=problem)
+            self._note(problem)
+            shown = plain(problem, "the self-test failed")
+            return Readiness(ready=not problem, reason=problem, told=shown)
 
     async def through(self, rank: RankId) -> str:
         """Let ``rank`` answer a request, with a partner where it needs one.
@@ -59,6 +66,12 @@ class SelfTest:
         while not routes.complete:
             await routes.change().wait()
         return await self._try(self._dispatch(routes))
+
+    def _note(self, problem: str) -> None:
+        """Say it once: probes ask every second."""
+        if problem and problem != self._problem:
+            log.warning("not ready: %s", problem)
+        self._problem = problem
 
     def _live(self) -> list[Replica]:
         return [replica for role in Role for replica in self._replicas.routable(role)]

@@ -77,7 +77,7 @@ class TextStream:
         self._meter = meter
         self._timeout_s = timeout_s
         self.timed_out = False
-        self._cut = False  # ended by time or abort before every choice had ended
+        self.cut = False  # ended by time or abort before every choice had ended
         # Events, and the tasks that produced them, each when it is over; None: stop.
         self._queue: asyncio.Queue[_Item] = asyncio.Queue()
         self._steps = self._run()
@@ -85,7 +85,12 @@ class TextStream:
     @property
     def aborted(self) -> bool:
         """Whether it was left, or ran out of time, before every choice had ended."""
-        return self._cut or self._unfinished
+        return self.cut or self._unfinished
+
+    @property
+    def finishes(self) -> list[FinishReason | None]:
+        """Why each choice ended; None where it has not."""
+        return [c.choice.finish for c in self._choices]
 
     @property
     def _unfinished(self) -> bool:
@@ -124,7 +129,7 @@ class TextStream:
                     task.result()  # raises what ended it
                 running -= len(ended)
                 if None in items:
-                    self._cut = self._unfinished
+                    self.cut = self._unfinished
                     break
         finally:
             for task in tasks:

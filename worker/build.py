@@ -80,7 +80,7 @@ def build(
     dtype = getattr(torch, spec.dtype)
     pages, context_len = spec.group.kv_tokens, spec.context_len
     model = load_model(Path(spec.folder), model_spec, dtype, spec.group.attention)
-    pool = KVPool(model_spec, pages, dtype)
+    pool = KVPool(model_spec, pages, dtype, shared=spec.role is not Role.UNIFIED)
     # Twice the running set: sequences that send or await KV hold rows beside those that run.
     cache = PrefixCache(pages, 2 * spec.group.max_running, context_len)
     limits = Limits(
@@ -98,7 +98,7 @@ def build(
         role = UnifiedRole(scheduler, streams, eos)
     else:
         link = (transport or (lambda: _transport(spec)))()
-        link.register([MemoryRegion(base, size * pages) for base, size in pool.regions()])
+        link.register([MemoryRegion(*pool.span, pool.file)])
         geometry = _geometry(spec, model_spec, pool)
         bases = [base for base, _ in pool.regions()]
         if spec.role is Role.PREFILL:

@@ -81,13 +81,13 @@ class Engine:
         match event:
             case Submitted(router, request):
                 self._submit(router, request)
-            case Aborted(router, rid):
+            case Aborted(router, rid, done):
                 sequence = self.streams.find(rid)
                 if sequence is not None and sequence.router == router:
-                    self._abort(sequence)
+                    self._abort(sequence, "" if done else "stopped by the router")
             case RouterLost(router):
                 for sequence in self.streams.of_router(router):
-                    self._abort(sequence)
+                    self._abort(sequence, "the session of the router ended")
             case Pinged(router):
                 self._pinged.add(router)
             case PeerMessage(peer, data):
@@ -117,6 +117,8 @@ class Engine:
         launched = None
         if step is not None:
             self.recorder.planned(self.steps + 1, step)
+            if self.streams.spans is not None:
+                self.streams.spans.launched(step)
             lap("launch")
             began = self.recorder.clock.now()
             launched = Flight(step, self.runner.launch(step.plan), began)
@@ -137,6 +139,8 @@ class Engine:
         self.role.stepped(flight.step, now - began)
         self.recorder.lap("absorb")
         for progress in self.scheduler.absorb(flight.step, result):
+            if self.streams.spans is not None:
+                self.streams.spans.computed(progress)
             self.role.advance(progress)
 
     def _audit(self) -> None:
@@ -214,6 +218,9 @@ class Engine:
             self.streams.refuse(request, router, ErrorKind.INVALID, problem)
             self.role.refuse(request, ErrorKind.INVALID, problem)
             return
+        sequence = Sequence.of(request, router, self.scheduler.limits.context_len)
+        sequence.arrived_s = self.recorder.clock.now()
+        self.streams.open(sequence)
         log.info(
             "submitted: %d tokens, of which %d prompt, at most %d of output, room %d",
             len(request.token_ids) // 4,
@@ -222,9 +229,6 @@ class Engine:
             request.route.room,
             extra={"rid": request.rid},
         )
-        sequence = Sequence.of(request, router, self.scheduler.limits.context_len)
-        sequence.arrived_s = self.recorder.clock.now()
-        self.streams.open(sequence)
         self.role.admit(sequence)
 
     def _problem(self, request: TokenRequest) -> str | None:
@@ -240,6 +244,9 @@ class Engine:
             return f"request id {request.rid!r} is in use"
         return None
 
-    def _abort(self, sequence: Sequence) -> None:
+    def _abort(self, sequence: Sequence, why: str) -> None:
+        """``why`` for its spans; empty: nothing went wrong."""
         if sequence.state not in ENDED:
+            if sequence.timeline is not None:
+                sequence.timeline.stop(why)
             self.role.stop(sequence, FinishReason.ABORT, None)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from core.clock import Clock
 from core.dump import RankDump, format_busy, format_step, thread_stacks
+from core.lease import Health
 from core.rpc.events import QueuesAsked, RankEvent, StatusAsked
 from core.wire import RankInfo, RankStatus, StepReport
 from worker.engine import Engine
@@ -22,6 +23,7 @@ Deliver = Callable[[str, StepReport], None]
 
 IDLE_WAIT_S = 0.5  # how late an idle rank may notice a time-out of its own
 YOUNG_COLLECTION_STEPS = 512  # steps between collections of young garbage while busy
+LONG_S = 1.0  # a turn that takes longer is described to the supervisor
 LAST_WORDS = 16  # turns that a dying loop logs
 
 
@@ -68,6 +70,15 @@ class StepLoop:
         self._stopping.set()
         self.wake()
         self._thread.join(timeout_s)
+
+    def health(self) -> Health:
+        """See StepPort."""
+        busy = self.recorder.busy()
+        if busy is None:
+            step, turn = self.recorder.at
+            return Health(step=step, turn=turn, busy_s=0.0)
+        doing = format_busy(busy) if busy.for_s > LONG_S else ""
+        return Health(step=busy.step, turn=busy.turn, busy_s=busy.for_s, doing=doing)
 
     def glance(self) -> RankDump:
         """What can be seen from any thread; see StepPort."""

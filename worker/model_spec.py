@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 ROPE_KINDS = ("default", "llama3", "yarn")
 GATE_METHODS = ("greedy", "group_limited_greedy", "noaux_tc")
+LINE_BYTES = 64  # of the processor's cache
+PAGE_BYTES = 4096  # of memory
+WIDE_BYTES = 1024  # from here on it matters how far apart slots are
+
+
+class KvBlock(NamedTuple):
+    """Layers whose keys and values of one token lie side by side."""
+
+    layers: int
+    slot_bytes: int  # from one slot to the next
 
 
 class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +97,22 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             return self.layers * self.mla.latent_dim
         return self.layers * 2 * self.kv_heads * self.head_dim
 
+    def kv_blocks(self, element_bytes: int) -> tuple[KvBlock, ...]:
+        """How a KV pool is cut: a slot of each block takes no more than a page of memory.
+
+        Transfers want few blocks: they pay for each, and each run of slots. Attention reads a row
+        of one layer from many slots, and is slower where these are further apart than that.
+        """
+        layer = self.kv_numbers_per_token // self.layers * element_bytes
+        count = -(-self.layers // max(1, PAGE_BYTES // layer))
+        each, more = divmod(self.layers, count)
+        sizes = [each + (index < more) for index in range(count)]
+        return tuple(KvBlock(layers, _apart(layers * layer)) for layers in sizes)
+
+    def kv_slot_bytes(self, element_bytes: int) -> int:
+        """Bytes that one token slot takes in a KV pool, over all layers."""
+        return sum(block.slot_bytes for block in self.kv_blocks(element_bytes))
+
     @property
     def rope_dim(self) -> int:
         """How many numbers of a head are rotated."""
@@ -92,3 +120,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_moe_layer(self, layer: int) -> bool:
         return self.moe is not None and layer in self.moe.layers
+
+
+def _apart(size: int) -> int:
+    """How far apart slots of ``size`` bytes are to be: an odd number of cache lines, if it is much.
+
+    With an even number the rows of one layer compete for a few sets of the cache.
+    """
+    return size if size < WIDE_BYTES else (-(-size // LINE_BYTES) | 1) * LINE_BYTES

@@ -110,6 +110,11 @@ class Recorder:
 
     # --- any thread ---------------------------------------------------------------------------
 
+    @property
+    def at(self) -> tuple[int, int]:
+        """The engine's step and the loop's turn, the latest of each."""
+        return self._plan.step, self._turn
+
     def busy(self) -> Busy | None:
         """The turn under way, None between two."""
         turn, began, plan = self._turn, self._began, self._plan

@@ -33,6 +33,7 @@ from core.wire import FinishReason, Int32Array, SamplingParams, TokenLogprob, To
 
 if TYPE_CHECKING:
     from worker.cache.radix import Node
+    from worker.timeline import Timeline
 
 NO_ROW = -1
 
@@ -96,6 +97,7 @@ class Sequence:
     retractions: int = 0
     accounted: bool = False  # its usage was said
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # so far, where asked for
+    timeline: Timeline | None = None  # where the request is traced
 
     @classmethod
     def of(cls, request: TokenRequest, router: str, context_len: int) -> Sequence:

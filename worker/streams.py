@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from core.wire import (
     ErrorKind,
@@ -15,6 +16,10 @@ from core.wire import (
     Usage,
 )
 from worker.sequence import Sequence
+from worker.timeline import Mark
+
+if TYPE_CHECKING:
+    from worker.spans import RankSpans
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +27,9 @@ log = logging.getLogger(__name__)
 class Streams:
     """Every request that came in leaves with exactly one last chunk."""
 
-    def __init__(self) -> None:
+    def __init__(self, spans: RankSpans | None = None) -> None:
+        """``spans`` where requests may be traced."""
+        self.spans = spans
         self._live: dict[str, Sequence] = {}
         self._chunks: dict[str, list[TokenChunk]] = {}
         self.output_tokens = 0
@@ -31,6 +38,8 @@ class Streams:
 
     def open(self, sequence: Sequence) -> None:
         self._live[sequence.rid] = sequence
+        if self.spans is not None:
+            self.spans.begin(sequence)
 
     def find(self, rid: str) -> Sequence | None:
         """The live sequence with exactly this id, also while it is closing."""
@@ -58,6 +67,11 @@ class Streams:
             log.info("first token, %d tokens cached", cached, extra={"rid": sequence.rid})
         if last or finish is not None:
             _log_end(sequence, finish, None)
+        if (line := sequence.timeline) is not None:
+            line.output_tokens += 1
+            line.note(Mark.TOKEN)
+            if last or finish is not None:
+                line.end(finish, None)
         self._say(
             sequence.router,
             TokenChunk(
@@ -80,6 +94,8 @@ class Streams:
         A leg that leaves all to the other has no usage: the prompt was not computed here.
         """
         _log_end(sequence, finish, error)
+        if sequence.timeline is not None:
+            sequence.timeline.end(finish, error)
         other_goes_on = finish is None and error is None
         chunk = TokenChunk(
             rid=sequence.rid,
@@ -104,6 +120,8 @@ class Streams:
     def forget(self, sequence: Sequence) -> None:
         """The sequence has given back every page."""
         del self._live[sequence.rid]
+        if self.spans is not None:
+            self.spans.over(sequence)
 
     def take(self) -> dict[str, list[TokenChunk]]:
         """All that was said since the last call, by router."""

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.attention.base import ATTENTION, AttentionBackend, LatentUp
+from worker.attention.base import AttentionBackend, LatentUp
+from worker.attention.registry import ATTENTION
 from worker.cache.kv_pool import KVPool
 from worker.model_spec import MlaSpec, ModelSpec, RopeSpec
 from worker.pack import ForwardInput

@@ -1,9 +1,10 @@
 """What the scheduler costs: a step beside a busy device, and ordering a long queue.
 
-    python -m bench.micro.scheduler [--rows 64] [--step-ms 20] [--steps 200] [--waiting 10000]
+    python -m bench.micro.scheduler [--rows 64 256] [--step-ms 20] [--steps 200] [--waiting 10000]
 
-The device is a thread that takes ``step-ms`` off the CPU for each plan, one plan after the other,
-as an accelerator with a queue does. What a step takes beyond that is the engine's.
+Prints two Markdown tables of milliseconds. The device is a thread that takes ``step-ms`` off the
+CPU for each plan, one plan after the other, as an accelerator with a queue does. What a step takes
+beyond that is the engine's.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Sequence as Arguments
+from collections.abc import Iterator, Sequence as Arguments
 from dataclasses import dataclass, field
 from random import Random
-from statistics import fmean, median
 
 import numpy as np
 
+from bench.micro.timing import Times, load_line
 from core.clock import RealClock
 from core.rpc.events import Submitted
 from core.wire import Incarnation, Int32Array, RankId, Route, SamplingParams, TokenRequest, pack_ids
@@ -150,30 +151,40 @@ def order_s(schedule: str, waiting: int, steps: int = 60) -> list[float]:
     return times
 
 
+def step_table(given: argparse.Namespace) -> Iterator[str]:
+    """Steps beside a busy device. The last column says what the engine adds at the median."""
+    yield f"A step of a device that takes {given.step_ms:g} ms. {load_line()}\n"
+    yield "| rows | overlap | least | quartile | median | beyond the device |"
+    yield "|---:|---|---:|---:|---:|---:|"
+    step_s = given.step_ms / 1e3
+    for rows in given.rows:
+        for overlap in (False, True):
+            times = Times.of(decode_steps_s(rows, step_s, given.steps, overlap=overlap))
+            beyond = f"{times.median / step_s - 1:.1%}"
+            yield f"| {rows} | {'on' if overlap else 'off'} | {times.cells(1e-3)} | {beyond} |"
+
+
+def order_table(waiting: int) -> Iterator[str]:
+    """Ordering the queue in each step, while the tree changes."""
+    yield f"Ordering {waiting:,} waiting requests.\n"
+    yield "| order | least | quartile | median |\n|---|---:|---:|---:|"
+    for schedule in ORDERS:
+        yield f"| {schedule} | {Times.of(order_s(schedule, waiting)).cells(1e-3)} |"
+
+
 def main(argv: Arguments[str] | None = None) -> int:
-    """Print a line for each measurement."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m bench.micro.scheduler")
-    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--rows", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--step-ms", type=float, default=20.0)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--waiting", type=int, default=10_000)
     given = parser.parse_args(argv)
-    for overlap in (False, True):
-        step_s = given.step_ms / 1e3
-        times = decode_steps_s(given.rows, step_s, given.steps, overlap=overlap)
-        print(
-            f"{given.rows} rows, overlap {'on' if overlap else 'off'}: "
-            f"{median(times) * 1e3:.2f} ms a step, {median(times) / step_s - 1:.1%} beyond "
-            f"the device's {given.step_ms:g} ms (mean {fmean(times) * 1e3:.2f})",
-            flush=True,
-        )
-    for schedule in ORDERS:
-        times = order_s(schedule, given.waiting)
-        print(
-            f"{schedule}, {given.waiting} waiting: {median(times) * 1e3:.2f} ms to order "
-            f"(best {min(times) * 1e3:.2f})",
-            flush=True,
-        )
+    for line in step_table(given):
+        print(line, flush=True)
+    print()
+    for line in order_table(given.waiting):
+        print(line, flush=True)
     return 0
 
 

@@ -126,6 +126,10 @@ class _Blocks:
         prefill[life] += self._new
         decode[life] += self._size
 
+    @property
+    def expected_tokens(self) -> int | None:
+        return None
+
     def started(self, cached_tokens: int | None) -> None:
         self._prefill[self._life] -= self._new
 

@@ -123,6 +123,10 @@ class RankClient:
     def alive(self) -> bool:
         return self._lost is None
 
+    @property
+    def lost(self) -> str:
+        return self._lost or ""
+
     async def stream(self, request: TokenRequest) -> AsyncGenerator[TokenChunk, None]:
         """See core.ports.WorkerClient. The request is sent when the first chunk is asked for."""
         rid = request.rid
@@ -140,12 +144,13 @@ class RankClient:
                 ended = chunk.last or chunk.finish is not None
                 yield chunk
         finally:
-            del self._streams[rid]
-            if not ended:
+            if self._streams.pop(rid, None) is not None and not ended:
                 self.abort(rid)
 
-    def abort(self, rid: str) -> None:
-        self._send(Abort(rid=rid))
+    def abort(self, rid: str, *, done: bool = False) -> None:
+        """See core.ports.WorkerClient. A stream of it that is open brings no more."""
+        self._streams.pop(rid, None)
+        self._send(Abort(rid=rid, done=done))
 
     async def status(self) -> RankStatus:
         """Ask the step loop how it is; raises RankLost without an answer in time."""
@@ -154,6 +159,11 @@ class RankClient:
             return self._status.decode(await ask(b"", timeout=self._pace.status_timeout_s))
         except (grpc.RpcError, grpc.aio.BaseError, msgspec.MsgspecError) as error:
             raise RankLost(f"{self.incarnation} gave no status: {explain(error)}") from error
+        except asyncio.CancelledError:
+            if self._lost is None or _cancelled():
+                raise
+            # gRPC's way to say that the channel was closed meanwhile
+            raise RankLost(f"{self.incarnation}: {self._lost}") from None
 
     async def close(self) -> None:
         """End the session; streams still open raise RankLost."""
@@ -193,6 +203,12 @@ class RankClient:
             self._lost = reason
             for stream in self._streams.values():
                 stream.put_nowait(None)
+
+
+def _cancelled() -> bool:
+    """Whether somebody wants this task to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def ask_dump(incarnation: Incarnation, timeout_s: float = 3.0) -> RankDump:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from core.dump import QueueView, RankDump
+from core.lease import Health
 from core.wire import RankInfo, RankStatus, TokenRequest
 
 
@@ -28,6 +29,7 @@ class Aborted:
 
     router: str
     rid: str
+    done: bool = False  # the router has all that it wants of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,10 @@ class StepPort(Protocol):
 
     def post(self, event: RankEvent) -> None:
         """Queue an event for the step thread. Called from another thread; must not block."""
+        ...
+
+    def health(self) -> Health:
+        """How the step loop is, from any thread. Cheap."""
         ...
 
     def glance(self) -> RankDump:

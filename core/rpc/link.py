@@ -14,6 +14,8 @@ from typing import Any, NoReturn, Protocol
 import grpc
 import msgspec
 
+from core.rpc.service import STOPPING
+
 
 class Duplex(Protocol):
     """What a grpc.aio call and a servicer context have in common."""
@@ -136,6 +138,11 @@ async def _write(stream: Duplex, outbox: Outbox, pulse: Pulse) -> str:
         return explain(error)
     except asyncio.InvalidStateError:  # the call ended between two writes
         return "the stream was closed"
+
+
+def in_order(reason: str) -> bool:
+    """Whether a conversation ended because its rank stops, as it was told to."""
+    return reason.endswith(STOPPING)
 
 
 def explain(error: BaseException) -> str:

@@ -19,8 +19,8 @@ import msgspec
 
 from core.codec import Codec
 from core.rpc.hop import Hop
-from core.rpc.link import Context, Outbox, Pulse, converse
-from core.rpc.service import CHANNEL_OPTIONS, PEER, path
+from core.rpc.link import Context, Outbox, Pulse, converse, in_order
+from core.rpc.service import CHANNEL_OPTIONS, PEER, STOPPING, path
 from core.wire import PROTOCOL_VERSION, Incarnation
 
 log = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ class PeerLinks:
             call = channel.stream_stream(path(PEER))()
             reason = await converse(call, outbox, on_frame, self._pace.pulse())
             call.cancel()
-        log.warning("link %s to %s is lost: %s", peer, target, reason)
+        _log_end(f"{peer} to {target}", reason)
         with self._lock:
             del self._peers[target]
         del self._outboxes[peer]
@@ -187,10 +187,12 @@ class PeerDesk:
 
         try:
             reason = await converse(context, outbox, on_frame, self._pace.pulse())
-            log.warning("link %s is lost: %s", peer, reason)
+            _log_end(peer, reason)
         finally:
             del self._outboxes[peer]
             self._on_lost(peer)
+        if in_order(reason):  # so that the other end can tell it from a loss
+            await context.abort(grpc.StatusCode.ABORTED, STOPPING)
 
     async def _greet(self, context: Context, incarnation: Incarnation) -> PeerHello:
         refused = grpc.StatusCode.FAILED_PRECONDITION
@@ -207,3 +209,9 @@ class PeerDesk:
         if hello.target_nonce != incarnation.nonce:
             await context.abort(refused, f"this is {incarnation}, not #{hello.target_nonce}")
         return hello
+
+
+def _log_end(link: str, reason: str) -> None:
+    """The end of a rank that was told to stop is no news."""
+    level = logging.INFO if in_order(reason) else logging.WARNING
+    log.log(level, "link %s is lost: %s", link, reason)

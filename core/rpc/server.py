@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -18,11 +19,21 @@ import msgspec
 from core.codec import Codec, to_rank_codec, to_router_codec
 from core.dump import QueueView, RankDump
 from core.errors import PreflightError
+from core.lease import Health, Renewal
 from core.rpc import events
 from core.rpc.hop import Hop
 from core.rpc.link import Context, Outbox, Pulse, converse
 from core.rpc.peer import LinkPace, Parcel, PeerDesk
-from core.rpc.service import DUMP, PEER, SERVER_OPTIONS, SERVICE, SESSION, STATUS
+from core.rpc.service import (
+    DUMP,
+    LEASE,
+    PEER,
+    SERVER_OPTIONS,
+    SERVICE,
+    SESSION,
+    STATUS,
+    STOPPING,
+)
 from core.wire import (
     PROTOCOL_VERSION,
     Abort,
@@ -67,14 +78,22 @@ class RankServer:
     ``drop_peer`` may be called from any thread.
     """
 
-    def __init__(self, limits: ServerLimits = ServerLimits()) -> None:
+    def __init__(
+        self,
+        limits: ServerLimits = ServerLimits(),
+        on_renewal: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """``on_renewal`` gets the supervisor of each renewal of the rank's lease."""
         self._limits = limits
+        self._on_renewal = on_renewal
         self._loop = asyncio.get_running_loop()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._to_rank: Codec[ToRank] = to_rank_codec()
         self._to_router: Codec[ToRouter] = to_router_codec()
         self._status: Codec[RankStatus] = Codec(RankStatus)
         self._dump: Codec[RankDump] = Codec(RankDump)
+        self._renewal: Codec[Renewal] = Codec(Renewal)
+        self._health: Codec[Health] = Codec(Health)
         self._outboxes: dict[str, Outbox] = {}  # router -> its session
         self._graces: dict[str, asyncio.TimerHandle] = {}
         self._hop: Hop[_ToRouter | Parcel] = Hop(self._loop, self._forward)
@@ -97,6 +116,7 @@ class RankServer:
             PEER: grpc.stream_stream_rpc_method_handler(self._peer),
             STATUS: grpc.unary_unary_rpc_method_handler(self._answer_status),
             DUMP: grpc.unary_unary_rpc_method_handler(self._answer_dump),
+            LEASE: grpc.unary_unary_rpc_method_handler(self._answer_lease),
         }
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, handlers),)
@@ -120,8 +140,8 @@ class RankServer:
         self._rank = None
         self._hop.close()
         for outbox in self._outboxes.values():
-            outbox.close("the rank is stopping")
-        self._desk.close("the rank is stopping")
+            outbox.close(STOPPING)
+        self._desk.close(STOPPING)
         await self._server.stop(grace_s)
         for timer in self._graces.values():
             timer.cancel()
@@ -155,8 +175,8 @@ class RankServer:
         match message:
             case Submit(request=request):
                 self._post(events.Submitted(router, request))
-            case Abort(rid=rid):
-                self._post(events.Aborted(router, rid))
+            case Abort(rid=rid, done=done):
+                self._post(events.Aborted(router, rid, done))
             case Ping():
                 self._post(events.Pinged(router))
             case Hello():
@@ -166,7 +186,7 @@ class RankServer:
 
     async def _serving(self, context: Context) -> events.StepPort:
         if self._rank is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the rank is stopping")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, STOPPING)
         return self._rank
 
     async def _session(self, _: object, context: Context) -> None:
@@ -236,6 +256,19 @@ class RankServer:
 
         rank.post(events.StatusAsked(reply))
         return self._status.encode(await answer)
+
+    async def _answer_lease(self, frame: bytes, context: Context) -> bytes:
+        """Answer without the step loop: its health is looked at, not asked for."""
+        rank = await self._serving(context)
+        try:
+            renewal = self._renewal.decode(frame)
+        except msgspec.MsgspecError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a Renewal: {error}")
+        if renewal.nonce != rank.info.incarnation.nonce:
+            words = f"this is {rank.info.incarnation}, not #{renewal.nonce}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, words)
+        self._on_renewal(renewal.supervisor)
+        return self._health.encode(rank.health())
 
     async def _answer_dump(self, _: bytes, context: Context) -> bytes:
         """Answer in any case; a step loop that hangs has no queues to show."""

@@ -11,6 +11,9 @@ SESSION = "Session"  # bidirectional, wire.ToRank -> wire.ToRouter: one message 
 PEER = "Peer"  # bidirectional, PeerHello and then opaque frames, both ways
 STATUS = "Status"  # unary, empty -> wire.RankStatus, from the step loop
 DUMP = "Dump"  # unary, empty -> dump.RankDump, with or without the step loop
+LEASE = "Lease"  # unary, lease.Renewal -> lease.Health, without the step loop
+
+STOPPING = "the rank is stopping"  # why its sessions and links end, where that is in order
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 

@@ -125,8 +125,16 @@ class InprocTransport:
     def address(self) -> str:
         return self._address
 
+    @property
+    def lost(self) -> bool:
+        return False
+
     def register(self, regions: Sequence[MemoryRegion]) -> None:
         self._table = RegionTable((*self._table.regions, *regions))
+
+    def exported(self, addresses: Sequence[int]) -> tuple[int, ...]:
+        self._table.require(addresses, [1] * len(addresses))
+        return tuple(addresses)
 
     def accepts(self, copies: Sequence[Copy]) -> bool:
         """Whether every target lies in this transport's registered memory."""
@@ -136,6 +144,9 @@ class InprocTransport:
         if copies:
             self._table.require_sources(copies)
             self._hub.carry(self, target, copies)
+
+    def forget(self, target: str) -> None:
+        """Nothing is kept."""
 
     def renew(self) -> str:
         self._address = self._hub.join(self, self._address)

@@ -1,165 +1,189 @@
-"""Transport over the Mooncake Transfer Engine: TCP on any machine, RDMA on a cluster.
+"""Transport over the Mooncake Transfer Engine, in a small process beside this one.
 
-Facts that shaped it, each measured with version 0.3.13 over TCP:
+The process (transfer_process.py) owns the engine and maps the memory of this one that transfers
+may use. The fence is its end: SIGKILL, and another takes over that has been waiting. That takes
+milliseconds, holds no lock of this interpreter, and leaves nothing behind; an engine in this
+process (mooncake_inline.py) takes seconds, in which the whole rank stands still.
 
-* A batch beyond the queue of its peer fails; so batches are small.
-* An error code does not mean stopped: blocks of a failed batch land later. Only the end of an
-  engine makes sure. Unregistering its memory is not enough for a block that has begun.
-* Ending an engine takes 0.7 to 5 s, and holds the interpreter lock all the while.
-* An engine remembers what it learnt of a peer, and never reaches one that restarted on its old
-  port; a new engine does, and each failed write ends in one. Without that memory
-  (MC_DISABLE_METACACHE) every write asks the peer first, and hangs for minutes when it is frozen.
-* A new engine may get a port that an old one had; a writer's stale address must never come true.
+All processes are started and ended by one thread, the keeper, which lives as long as the transport:
+the kernel kills a child together with the thread that started it.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 
-from core.env import set_default
-from core.errors import PreflightError, TransferError
-from disagg.transport.base import Copy, MemoryRegion, RegionTable
+import numpy as np
 
-BATCH_BLOCKS = 1000  # the engine's own queue holds 1024 for each peer
-PORT_TRIES = 16
+from core.errors import EngineError, PreflightError, TransferError
+from disagg.transport.base import Copy, Int64Array, MemoryRegion, RegionTable
+from disagg.transport.mooncake_engine import BATCH_BLOCKS
+from disagg.transport.transfer_child import SharedPart, TransferChild
+from disagg.transport.transfer_messages import Start
 
-DEFAULTS = {
-    "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
-    "MC_TRANSFER_TIMEOUT": "5",  # seconds until a write to a mute peer fails; 30 by default
-    "MC_TCP_PROGRESS_TIMEOUT_SEC": "2",
-    "MC_LOG_LEVEL": "ERROR",
-}
+log = logging.getLogger(__name__)
 
-
-class _Engine:
-    """One TransferEngine with its registered memory, ended when the last write has left it."""
-
-    def __init__(self, host: str, protocol: str, device: str) -> None:
-        self._raw: Any = _engine_class()()  # opaque: an extension type without stubs
-        code = self._raw.initialize(host, "P2PHANDSHAKE", protocol, device)
-        if code != 0:
-            raise TransferError(
-                f"Mooncake could not start on {host} over {protocol} (code {code}): check that the "
-                "address is this machine's, and that ports 15000 to 17000 are not all taken"
-            )
-        self.address = f"{host}:{self._raw.get_rpc_port()}"
-        self._regions: list[MemoryRegion] = []
-        self._writes = 0
-        self._idle = threading.Condition()
-
-    def register(self, regions: Sequence[MemoryRegion]) -> None:
-        for region in regions:
-            code = self._raw.register_memory(region.address, region.length)
-            if code != 0:
-                raise TransferError(
-                    f"Mooncake could not register {region.length} bytes (code {code})"
-                )
-            self._regions.append(region)
-
-    def enter(self) -> None:
-        """Count a write in, so that ``end`` waits for it."""
-        with self._idle:
-            self._writes += 1
-
-    def leave(self) -> None:
-        with self._idle:
-            self._writes -= 1
-            self._idle.notify_all()
-
-    def write(self, target: str, batch: Sequence[Copy]) -> int:
-        """One batch; the engine's return code, 0 when all is visible to the target."""
-        sources, targets, lengths = (list(column) for column in zip(*batch, strict=True))
-        code: int = self._raw.batch_transfer_sync_write(target, sources, targets, lengths)
-        return code
-
-    def end(self) -> None:
-        """Let nothing more land or be read. Returns when that is so."""
-        with self._idle:
-            self._idle.wait_for(lambda: self._writes == 0)
-        if self._raw is None:
-            return
-        for region in self._regions:
-            self._raw.unregister_memory(region.address)
-        self._raw = None  # the last reference: ends the engine's threads and connections
+DRAIN_S = 1.0  # for writes under way when their process is replaced; to mute peers they take longer
 
 
 class MooncakeTransport:
     """A KVTransport over Mooncake. ``protocol`` is "tcp", or "rdma" with its ``device``.
 
-    Raises PreflightError when the library cannot be loaded, TransferError when it cannot start.
+    Its regions must lie in shared memory. Raises PreflightError when the library cannot be loaded,
+    TransferError when it cannot start.
     """
 
     def __init__(self, host: str, protocol: str = "tcp", device: str = "") -> None:
-        self._host = host
-        self._protocol = protocol
-        self._device = device
+        self._how = (host, protocol, device)
         self._table = RegionTable()
+        self._parts: list[SharedPart] = []  # in the order of registration
+        self._starts: list[int] = []  # of each part, in this process
         self._used: set[str] = set()
-        self._lock = threading.Lock()  # guards _engine against a write that is about to enter
-        self._engine = self._fresh_engine()
+        self._closed = False
+        self._lock = threading.Lock()  # guards _child against a write that is about to enter
+        self._spare: TransferChild | None = None
+        self._keeper = ThreadPoolExecutor(1, "kv-keeper")
+        try:
+            self._child = self._keeper.submit(self._start).result()
+        except BaseException:
+            self._keeper.shutdown()
+            raise
 
     @property
     def address(self) -> str:
-        return self._engine.address
+        return self._child.address
+
+    @property
+    def lost(self) -> bool:
+        return self._child.lost and not self._closed
+
+    @property
+    def pid(self) -> int:
+        """Of the process that transfers at present."""
+        return self._child.pid
 
     def register(self, regions: Sequence[MemoryRegion]) -> None:
+        if any(region.file < 0 for region in regions):
+            raise EngineError("Mooncake in a process of its own can only reach shared memory")
         self._table = RegionTable((*self._table.regions, *regions))
-        self._engine.register(regions)
+        for region in regions:
+            self._parts.append(SharedPart(os.dup(region.file), region.offset, region.length))
+            self._starts.append(region.address)
+        self._keeper.submit(self._catch_up, self._child).result()
+        self._keeper.submit(self._prepare)
+
+    def exported(self, addresses: Sequence[int]) -> tuple[int, ...]:
+        numbers = np.asarray(addresses, dtype=np.int64)
+        self._table.require(numbers, np.ones_like(numbers))
+        return tuple((numbers + self._shifts(self._child, numbers)).tolist())
 
     def write(self, target: str, copies: Sequence[Copy]) -> None:
-        wanted = [copy for copy in copies if copy.length]  # the engine refuses empty blocks
-        self._table.require_sources(wanted)
-        with self._lock:
-            engine = self._engine
-            engine.enter()
+        numbers = np.fromiter(chain.from_iterable(copies), np.int64, 3 * len(copies)).reshape(-1, 3)
+        numbers = numbers[numbers[:, 2] > 0]  # the engine refuses empty blocks
+        self._table.require(numbers[:, 0], numbers[:, 2])
+        child = self._enter()
         try:
-            for start in range(0, len(wanted), BATCH_BLOCKS):
-                code = engine.write(target, wanted[start : start + BATCH_BLOCKS])
-                if code != 0:
-                    raise TransferError(f"Mooncake write to {target} failed (code {code})")
+            numbers[:, 0] += self._shifts(child, numbers[:, 0])
+            for start in range(0, len(numbers), BATCH_BLOCKS):
+                child.write(target, numbers[start : start + BATCH_BLOCKS].T.tobytes())
         finally:
-            engine.leave()
+            child.leave()
+
+    def forget(self, target: str) -> None:
+        """Its connections end with the process that has them; another takes over, beside this."""
+        child = self._child
+        if target in child.targets and not self._closed:
+            self._keeper.submit(self._replace, child)
 
     def renew(self) -> str:
-        fresh = self._fresh_engine()
-        fresh.register(self._table.regions)
-        with self._lock:
-            old, self._engine = self._engine, fresh
-        old.end()
-        return fresh.address
+        if self._closed:
+            raise TransferError("the transport is closed")
+        return self._keeper.submit(self._replace, None).result()
 
     def close(self) -> None:
-        self._engine.end()
+        if not self._closed:
+            self._closed = True
+            self._keeper.submit(self._end_all).result()
+            self._keeper.shutdown()
 
-    def _fresh_engine(self) -> _Engine:
-        """An engine at an address that this transport never had."""
-        repeated: list[
-            _Engine
-        ] = []  # kept until a new address is found, so that theirs are not drawn again
-        for _ in range(PORT_TRIES):
-            engine = _Engine(self._host, self._protocol, self._device)
-            if engine.address not in self._used:
-                self._used.add(engine.address)
-                for other in repeated:
-                    other.end()
-                return engine
-            repeated.append(engine)
-        raise TransferError(f"Mooncake found no unused port on {self._host}")
+    def _enter(self) -> TransferChild:
+        """The present process, with a write counted in; a new one where it was found dead."""
+        if (child := self._child).lost and not self._closed:
+            self._keeper.submit(self._replace, child).result()
+        with self._lock:
+            child = self._child
+            child.enter()
+        return child
 
+    def _shifts(self, child: TransferChild, addresses: Int64Array) -> Int64Array:
+        """What has to be added to each of these registered addresses to name it in ``child``."""
+        starts, bases = np.array(self._starts, np.int64), np.array(child.bases, np.int64)
+        order = np.argsort(starts)
+        index = order[np.searchsorted(starts[order], addresses, side="right") - 1]
+        shifts: Int64Array = bases[index] - starts[index]
+        return shifts
 
-def _engine_class() -> Any:  # opaque: an extension type without stubs
-    """The TransferEngine class; its defaults have to be set before it is loaded."""
-    for name, value in DEFAULTS.items():
-        set_default(name, value)
-    try:
-        return import_module("mooncake.engine").TransferEngine
-    except ImportError as error:
-        fix = "pip install mooncake-transfer-engine-non-cuda"
-        if "libibverbs" in str(error):
-            fix = "apt-get install -y libibverbs1"
-        elif ".so" in str(error):
-            fix = "apt-get install -y libibverbs1 libnuma1 libcurl4"
-        raise PreflightError(f"Mooncake cannot be loaded ({error}): {fix}") from error
+    # --- on the keeper's thread -----------------------------------------------------------------
+
+    def _start(self) -> TransferChild:
+        host, protocol, device = self._how
+        used = tuple(sorted(self._used))
+        child = TransferChild(Start(host=host, protocol=protocol, device=device, used=used))
+        self._used.add(child.address)
+        try:
+            self._catch_up(child)
+        except TransferError:
+            child.end()
+            raise
+        return child
+
+    def _catch_up(self, child: TransferChild) -> None:
+        """Open what it does not have yet."""
+        for part in self._parts[len(child.bases) :]:
+            child.open(part)
+
+    def _prepare(self) -> None:
+        """Start the next process before it is needed."""
+        if self._closed or self._spare is not None:
+            return
+        try:
+            self._spare = self._start()
+        except (PreflightError, TransferError) as error:  # told when it is needed and fails again
+            log.warning("no transfer process could be started in advance: %s", error)
+
+    def _take_spare(self) -> TransferChild | None:
+        spare, self._spare = self._spare, None
+        if spare is None:
+            return None
+        try:
+            self._catch_up(spare)
+            spare.check()
+        except TransferError:
+            spare.end()
+            return None
+        return spare
+
+    def _replace(self, only: TransferChild | None) -> str:
+        """The fence. With ``only``, nothing where that process is not the present one any more."""
+        if self._closed or (only is not None and only is not self._child):
+            return self._child.address
+        fresh = self._take_spare() or self._start()
+        with self._lock:
+            old, self._child = self._child, fresh
+        if old.lost:
+            log.warning("the transfer process %d has ended by itself", old.pid)
+        old.end(DRAIN_S)
+        self._keeper.submit(self._prepare)
+        return fresh.address
+
+    def _end_all(self) -> None:
+        for child in (self._child, self._spare):
+            if child is not None:
+                child.end()
+        for part in self._parts:
+            os.close(part.file)

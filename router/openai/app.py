@@ -83,6 +83,7 @@ async def _generate(
     body: GenerationBody,
     request: Request,
 ) -> Response:
+    asked = msgspec.structs.replace(asked, trace=request.headers.get("traceparent", ""))
     headers = {"x-request-id": asked.rid}
     if body.stream:
         return EventStream(_stream(door, asked, answer, body), headers)
@@ -151,8 +152,8 @@ def _add_operations(app: FastAPI, services: HttpServices) -> None:
         now = await services.ready()
         if now.ready:
             return json_response({"status": "ready"})
-        body = error_body(503, f"not ready: {now.reason}", code="not_ready")
-        return json_response({"status": "not ready", "reason": now.reason, **body}, 503)
+        body = error_body(503, f"not ready: {now.told}", code="not_ready")
+        return json_response({"status": "not ready", "reason": now.told, **body}, 503)
 
     @app.get("/status")
     async def status() -> Response:

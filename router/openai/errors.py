@@ -21,6 +21,7 @@ from core.errors import (
     Unauthorized,
     Unavailable,
 )
+from router.echo import clipped
 
 _log = logging.getLogger(__name__)
 
@@ -107,9 +108,9 @@ async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status, message = error.status_code, str(error.detail)
     if status == 404:
-        message = f"no such route: {request.method} {request.url.path}"
+        message = f"no such route: {request.method} {clipped(request.url.path)}"
     elif status == 405:
-        message = f"{request.url.path} does not take {request.method}"
+        message = f"{clipped(request.url.path)} does not take {request.method}"
     headers = dict(error.headers) if error.headers else None
     return json_response(error_body(status, message), status, headers)
 
@@ -126,4 +127,5 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
         message = "the body must be a JSON object, with Content-Type: application/json"
         return json_response(error_body(400, message), 400)
     reason = first["msg"].removeprefix("Value error, ")
-    return json_response(error_body(400, f"{'.'.join(where)}: {reason}", param=where[0]), 400)
+    message = f"{clipped('.'.join(where))}: {reason}"
+    return json_response(error_body(400, message, param=where[0]), 400)

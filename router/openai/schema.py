@@ -15,14 +15,27 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
+    Strict,
+    StrictBool,
     StrictInt,
     StrictStr,
 )
 
 from core.errors import RequestError
+from router.echo import clipped
 from router.text.request import MAX_CHOICES, MAX_STOP_TOKENS, MAX_STOPS, MAX_TOP_LOGPROBS
 
 _INT64 = 1 << 63
+
+
+def _as_whole(value: Any) -> Any:  # opaque: JSON
+    """JSON has one kind of number, and some clients write 3 as 3.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# Nothing is guessed: "3" is no number, true is not 1, and 1 is not true.
+Whole = Annotated[int, BeforeValidator(_as_whole), Strict()]
+Real = Annotated[float, Strict()]
 
 
 def _as_stops(value: Any) -> Any:  # opaque: JSON
@@ -59,8 +72,8 @@ def _all(value: Any, kind: type) -> bool:  # opaque: JSON
 class StreamOptions(BaseModel):
     """What a stream tells besides text."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: StrictBool = False
+    continuous_usage_stats: StrictBool = False
 
 
 class GenerationBody(BaseModel):
@@ -68,42 +81,42 @@ class GenerationBody(BaseModel):
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
-    model: str = ""  # empty: the model that is served
-    max_tokens: int | None = None
-    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
-    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
-    top_k: Annotated[int | None, Field(ge=-1)] = None  # -1 and 0 are off
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None  # keys are token ids, written as strings
-    min_tokens: int | None = None
-    prompt_logprobs: int | None = None
+    model: StrictStr | None = None  # null or empty: the model that is served
+    max_tokens: Whole | None = None
+    temperature: Annotated[Real | None, Field(ge=0, le=2)] = None
+    top_p: Annotated[Real | None, Field(gt=0, le=1)] = None
+    top_k: Annotated[Whole | None, Field(ge=-1)] = None  # -1 and 0 are off
+    min_p: Real | None = None
+    repetition_penalty: Real | None = None
+    presence_penalty: Real | None = None
+    frequency_penalty: Real | None = None
+    logit_bias: dict[int, Real] | None = None  # keys are token ids, written as strings
+    min_tokens: Whole | None = None
+    prompt_logprobs: Whole | None = None
     stop: StopList = []
     stop_token_ids: Annotated[
         list[Annotated[StrictInt, Field(ge=0)]] | None, Field(max_length=MAX_STOP_TOKENS)
     ] = None
-    ignore_eos: bool = False
-    seed: Annotated[int | None, Field(ge=-_INT64, lt=_INT64)] = None
-    n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES)] = None
-    stream: bool | None = False
+    ignore_eos: StrictBool = False
+    seed: Annotated[Whole | None, Field(ge=-_INT64, lt=_INT64)] = None
+    n: Annotated[Whole | None, Field(ge=1, le=MAX_CHOICES)] = None
+    stream: StrictBool | None = False
     stream_options: StreamOptions | None = None
-    skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
-    no_stop_trim: bool = False  # the same, under another name
-    cache_salt: str | None = None
-    priority: int | None = None
+    skip_special_tokens: StrictBool = True
+    include_stop_str_in_output: StrictBool = False
+    no_stop_trim: StrictBool = False  # the same, under another name
+    cache_salt: StrictStr | None = None
+    priority: Whole | None = None
 
 
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: list[dict[str, Any]]  # opaque: ChatTemplate.render checks them
-    max_tokens: Annotated[int | None, Field(ge=1)] = None
-    max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
-    logprobs: bool | None = False
-    top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
+    max_tokens: Annotated[Whole | None, Field(ge=1)] = None
+    max_completion_tokens: Annotated[Whole | None, Field(ge=1)] = None
+    logprobs: StrictBool | None = False
+    top_logprobs: Annotated[Whole | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
     chat_template_kwargs: dict[str, Any] | None = None  # opaque: for the template
 
 
@@ -111,9 +124,9 @@ class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt: Annotated[Prompts, PlainValidator(_as_prompts, json_schema_input_type=Prompts)]
-    logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
-    echo: bool | None = False
-    best_of: Annotated[int | None, Field(ge=1, le=MAX_CHOICES)] = None
+    logprobs: Annotated[Whole | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
+    echo: StrictBool | None = False
+    best_of: Annotated[Whole | None, Field(ge=1, le=MAX_CHOICES)] = None
 
 
 def _is_text_format(value: Any) -> bool:  # opaque: JSON
@@ -170,7 +183,7 @@ def refuse_unsupported(body: GenerationBody) -> None:
     best_of = extra.get("best_of")
     if best_of is not None and best_of != (body.n or 1):
         raise RequestError(
-            f"best_of={best_of} is not supported yet: leave it out or send the value of n",
+            f"best_of={clipped(best_of)} is not supported yet: leave it out or send the value of n",
             param="best_of",
             code="unsupported_parameter",
         )

@@ -50,6 +50,11 @@ C = TypeVar("C", bound=Candidate)
 class Ticket(Protocol):
     """What a policy remembers of one assigned request."""
 
+    @property
+    def expected_tokens(self) -> int | None:
+        """Of the prompt, thought to be in the rank's cache; None where the policy has no idea."""
+        ...
+
     def started(self, cached_tokens: int | None) -> None:
         """The first token came: the prompt is computed. ``cached_tokens`` of it were found in the
         rank's cache, None where that is not known. At most once, before ``ended``.
@@ -67,6 +72,10 @@ class Ticket(Protocol):
 
 class Forgotten:
     """The ticket of a policy that remembers nothing."""
+
+    @property
+    def expected_tokens(self) -> int | None:
+        return None
 
     def started(self, cached_tokens: int | None) -> None:
         pass

@@ -152,6 +152,10 @@ class _Ticket:
         self._prefill = prefill
         self._prefix = prefix
 
+    @property
+    def expected_tokens(self) -> int | None:
+        return self._expected
+
     def started(self, cached_tokens: int | None) -> None:
         now = self._clock.now()
         found = self._expected if cached_tokens is None else cached_tokens

@@ -69,6 +69,10 @@ class _Ticket:
         self._prefix = prefix
         self._clock = clock
 
+    @property
+    def expected_tokens(self) -> int | None:
+        return None
+
     def started(self, cached_tokens: int | None) -> None:
         self._prefix.computed(self._clock.now())
 

@@ -10,6 +10,7 @@ import grpc
 import msgspec
 
 from core.errors import RequestError
+from router.echo import quoted
 from router.frontdoor import FrontDoor
 from router.keys import Keys
 from router.replicas import Member, Replica
@@ -54,7 +55,8 @@ class AntiphonService:
         """Write what the request says as it says it; a cancelled write stops it, too."""
         self._check_model(options.model, "options.model")
         caller = self._caller(context)
-        asked = msgspec.structs.replace(asked, caller=caller)
+        trace = _trace_of(context)
+        asked = msgspec.structs.replace(asked, caller=caller, trace=trace)
         with self._named(caller, options.request_id, asked.rid) as request_id:
             async with self._door.open(asked) as stream:
                 async for events in stream:
@@ -75,7 +77,7 @@ class AntiphonService:
         known = request_id or rid
         if (caller, known) in self._rids:
             raise RequestError(
-                f"a request with the id {known!r} is running: choose another, or none",
+                f"a request with the id {quoted(known)} is running: choose another, or none",
                 param="request_id",
                 code=ID_IN_USE,
             )
@@ -149,6 +151,12 @@ class AntiphonService:
     def _check_model(self, name: str, field: str) -> None:
         if name:
             self._door.model.check_name(name, field)
+
+
+def _trace_of(context: Context) -> str:
+    """The traceparent that the caller sent, if any."""
+    pairs = context.invocation_metadata() or ()
+    return next((value for name, value in pairs if name == "traceparent"), "")
 
 
 async def _write(context: Context, message: pb.GenerateResponse) -> None:

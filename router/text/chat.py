@@ -20,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from core.clock import Clock
 from core.errors import ModelError, RequestError
+from router.echo import clipped
 from router.text.request import ChatPrompt
 from router.text.tokenizer import read_tokenizer_config
 
@@ -84,7 +85,8 @@ class ChatTemplate:
             return self._template.render(variables)
         except _TEMPLATE_ERRORS as error:
             raise RequestError(
-                f"the model's chat template refuses these messages: {error}", param="messages"
+                f"the model's chat template refuses these messages: {clipped(error, 300)}",
+                param="messages",
             ) from error
 
     def _message(self, message: Message, position: int) -> Message:
@@ -92,7 +94,8 @@ class ChatTemplate:
         role = message.get("role")
         if role not in ROLES:
             raise RequestError(
-                f"{where}.role is {role!r}: choose one of {', '.join(ROLES)}", param=f"{where}.role"
+                f"{where}.role is {clipped(repr(role))}: choose one of {', '.join(ROLES)}",
+                param=f"{where}.role",
             )
         if message.get("tool_calls") or message.get("function_call"):
             raise RequestError(
@@ -171,7 +174,8 @@ def _content(message: Message, where: str) -> str:
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise RequestError(
-                f"{where}.content[{i}] is of type {kind!r}: only text parts are supported",
+                f"{where}.content[{i}] is of type {clipped(repr(kind))}: "
+                "only text parts are supported",
                 param=f"{where}.content[{i}]",
             )
         texts.append(text)

@@ -8,6 +8,7 @@ import msgspec
 
 from core.errors import ModelNotFound
 from core.wire import FinishReason, SamplingParams
+from router.echo import quoted
 
 # What one request may ask for, over any protocol.
 MAX_STOPS = 16
@@ -47,6 +48,7 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""  # cached prefixes are shared only where it is the same
     priority: int = 0  # higher goes first
     caller: str = ""  # who asks (router/keys.py)
+    trace: str = ""  # the traceparent that came with it
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -134,5 +136,5 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
         if name not in self.names:
             known = ", ".join(map(repr, self.names))
             raise ModelNotFound(
-                f"the model {name!r} does not exist: this server has {known}", param=param
+                f"the model {quoted(name)} does not exist: this server has {known}", param=param
             )

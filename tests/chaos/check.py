@@ -12,8 +12,7 @@ from tests.chaos.load import Got
 from tests.chaos.phases import legs
 
 REST_S = 30.0
-LANES = 4  # connections of a Mooncake engine to each peer's
-IN_USE = 16  # what a fresh rank opens when it is first used: lanes and links to two peers
+IN_USE = 16  # what a fresh rank opens when it is first used: its spare transfer process, links
 
 
 def whole(got: Got, reference: Got) -> str:
@@ -108,24 +107,17 @@ async def forgotten(cluster: Cluster, prompt: int, timeout_s: float = REST_S) ->
 
 @dataclass
 class Descriptors:
-    """File descriptors of every life of a rank, always taken at rest.
+    """File descriptors of every life of a rank, always taken at rest."""
 
-    A Mooncake engine keeps its connections, one a lane, to each peer's engine that is gone.
-    """
+    first: dict[Incarnation, int] = field(default_factory=dict)
+    worst: int = 0  # growth of any life
 
-    first: dict[Incarnation, tuple[int, int]] = field(default_factory=dict)  # count, engines lost
-    worst: int = 0  # growth of any life, those connections deducted
-
-    def took(self, counts: dict[Incarnation, int], engines_lost: int) -> list[str]:
+    def took(self, counts: dict[Incarnation, int]) -> list[str]:
         """Compare with each life's first count; the problems."""
         words = []
         for life, count in counts.items():
-            at_first, lost_before = self.first.setdefault(life, (count, engines_lost))
-            known = LANES * (engines_lost - lost_before)
-            self.worst = max(self.worst, count - at_first - known)
-            if count > at_first + known + IN_USE:
-                words.append(
-                    f"{life} had {at_first} file descriptors and has {count},"
-                    f" of which {known} may be to engines that are gone"
-                )
+            at_first = self.first.setdefault(life, count)
+            self.worst = max(self.worst, count - at_first)
+            if count > at_first + IN_USE:
+                words.append(f"{life} had {at_first} file descriptors and has {count}")
         return words

@@ -18,6 +18,7 @@ import msgspec
 
 from cluster import model_store
 from cluster.fronts import listen
+from cluster.keeper import LeaseKeeper
 from cluster.plan import Plan, served_model
 from cluster.process_launcher import ProcessLauncher
 from cluster.reconcile import Phase as Life
@@ -34,7 +35,7 @@ from core.wire import Incarnation, RankId, RankInfo, RankStatus
 from router.admin import add_operations
 from router.replicas import Replica
 from tests.chaos.hosts import Hosts
-from tests.chaos.rank import Fault, renewals
+from tests.chaos.rank import Fault
 from tests.support.eventually import eventually
 from tests.support.served import Served
 from worker.architectures import read_spec
@@ -42,6 +43,7 @@ from worker.architectures import read_spec
 REPLICAS = 2  # of each role
 MAX_RUNNING = 16
 QUEUE_LIMIT = 64
+LEASE_S = 20  # a rank that is away for a while is not replaced
 RANKS = tuple(RankId(group=g, replica=r) for g in ("prefill", "decode") for r in range(REPLICAS))
 SETTINGS = (
     "model.source=tiny-moe",
@@ -53,6 +55,8 @@ SETTINGS = (
     "disagg.claim_timeout_s=15",
     "disagg.checksum=all",
     "cluster.runtime=process",
+    f"cluster.lease.lease_s={LEASE_S}",
+    "cluster.lease.orphan_s=60",
     "cluster.log_level=error",
     *(
         f"{group}.{setting}"
@@ -138,26 +142,21 @@ class Cluster:
         infos = map(self.info, RANKS)
         return {i.incarnation: len(list(Path(f"/proc/{i.pid}/fd").iterdir())) for i in infos}
 
-    def renewals(self) -> int:
-        """How many transfer engines all ranks together have given up."""
-        files = (renewals(control(self.controls, rank)) for rank in RANKS)
-        return sum(file.stat().st_size for file in files if file.exists())
-
     # --- tormenting -----------------------------------------------------------------------------
 
     def kill(self, rank: RankId, number: int = signal.SIGKILL) -> None:
         os.kill(self.info(rank).pid, number)
 
     def freeze(self, rank: RankId) -> int:
-        """SIGSTOP; the pid, for ``thaw``."""
+        """SIGSTOP to a rank and its transfer processes; the rank's pid, for ``thaw``."""
         pid = self.info(rank).pid
         self.frozen.add(rank)
-        os.kill(pid, signal.SIGSTOP)
+        _signal_family(pid, signal.SIGSTOP)
         return pid
 
     def thaw(self, rank: RankId, pid: int) -> None:
         self.frozen.discard(rank)
-        os.kill(pid, signal.SIGCONT)
+        _signal_family(pid, signal.SIGCONT)
 
     def cut(self, rank: RankId) -> None:
         self.frozen.add(rank)
@@ -196,7 +195,10 @@ async def running(hosts: Hosts, controls: Path) -> AsyncIterator[Cluster]:
     async with router(config.router, served_model(plan, 0), folder) as parts:
         hooks = Hooks(parts.replicas.update, parts.selftest.through, parts.replicas.idle)
         launcher = ProcessLauncher(config.cluster, command)
-        supervisor = Supervisor(launcher, placed, hooks, RealClock(), plan.desired)
+        keeper = LeaseKeeper(config.cluster.lease, RealClock())
+        supervisor = Supervisor(
+            launcher, placed, hooks, RealClock(), plan.desired, hold=keeper.hold
+        )
         add_operations(parts.app, operations(plan, supervisor))
         stop = asyncio.Event()
         keeping = asyncio.create_task(supervisor.run())
@@ -229,6 +231,15 @@ class SecondRouter:
     async def kill(self) -> None:
         self._served.process.kill()
         await asyncio.to_thread(self._served.close)
+
+
+def _signal_family(pid: int, number: int) -> None:
+    """To a process and its children, of which one may be ending by itself."""
+    os.kill(pid, number)
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, file.read_text("utf-8").split()):
+            with suppress(ProcessLookupError):
+                os.kill(child, number)
 
 
 async def serving_again(cluster: Cluster, timeout_s: float = 120.0) -> None:

@@ -6,18 +6,19 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from core.wire import RankId
 from tests.chaos import check
-from tests.chaos.cluster import RANKS, Cluster, SecondRouter
+from tests.chaos.cluster import LEASE_S, RANKS, Cluster, SecondRouter
 from tests.chaos.load import Client, Got
 from tests.chaos.phases import Phase, Sighting
 from tests.chaos.rank import Fault
 from tests.support.eventually import eventually
 
-AWAY_S = 11.0  # longer than every time-out: a session's 8 s, a peer link's 8 s, a KV write's 5 s
+AWAY_S = 8.0  # longer than every time-out: a session's, a peer link's and a KV write's, 4.5 s each
 KILL_SEEN_S = 2.0
-SILENCE_SEEN_S = 10.0
+SILENCE_SEEN_S = 6.0
 GRACE_S = 5.0  # until a dead router's requests are gone: 2 s, and the handoffs' end
 
 
@@ -120,6 +121,23 @@ def stopped(group: str) -> Fire:
     return fire
 
 
+def stopped_for_good(group: str) -> Fire:
+    """Nobody wakes it: its lease runs out, and it is killed and replaced."""
+
+    async def fire(scene: Scene) -> None:
+        rank = _victim(scene, group)
+        pid = scene.cluster.freeze(rank)
+        scene.cluster.writes(None)
+        await scene.noticed(rank, SILENCE_SEEN_S)
+        try:
+            await eventually(lambda: not Path(f"/proc/{pid}").exists(), LEASE_S + GRACE_S)
+        except TimeoutError:
+            scene.problems.append(f"{rank} still stands, {LEASE_S + GRACE_S:g} s later")
+        scene.cluster.frozen.discard(rank)
+
+    return fire
+
+
 def cut_off(group: str) -> Fire:
     async def fire(scene: Scene) -> None:
         rank = _victim(scene, group)
@@ -213,9 +231,11 @@ EVENTS = (
     Event(DEADLINE, deadline, _late),
     Event("prefill killed", killed("prefill")),
     Event("prefill stopped and woken", stopped("prefill")),
+    Event("prefill stopped for good", stopped_for_good("prefill")),
     Event("prefill cut off and healed", cut_off("prefill"), cuts=True),
     Event("decode killed", killed("decode")),
     Event("decode stopped and woken", stopped("decode")),
+    Event("decode stopped for good", stopped_for_good("decode")),
     Event("decode cut off and healed", cut_off("decode"), cuts=True),
     Event("transfer fails", transfer_fails),
     Event("both sides restart", both_restart),

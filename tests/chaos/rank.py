@@ -31,11 +31,6 @@ class Fault(StrEnum):
     LATE = "late"  # raises; half has landed, the rest comes later if nobody renewed meanwhile
 
 
-def renewals(control: Path) -> Path:
-    """One byte for each engine that ranks under this control file have given up."""
-    return control.with_suffix(".renewals")
-
-
 class FaultyTransport:
     """A KVTransport around the real one."""
 
@@ -50,8 +45,15 @@ class FaultyTransport:
     def address(self) -> str:
         return self._inner.address
 
+    @property
+    def lost(self) -> bool:
+        return self._inner.lost
+
     def register(self, regions: Sequence[MemoryRegion]) -> None:
         self._inner.register(regions)
+
+    def exported(self, addresses: Sequence[int]) -> tuple[int, ...]:
+        return self._inner.exported(addresses)
 
     def write(self, target: str, copies: Sequence[Copy]) -> None:
         while (fault := self._fault()) == Fault.HOLD:
@@ -66,11 +68,12 @@ class FaultyTransport:
             raise TransferError("failed as asked, half way")
         self._inner.write(target, copies)
 
+    def forget(self, target: str) -> None:
+        self._inner.forget(target)
+
     def renew(self) -> str:
         with self._lock:
             self._life += 1
-            with renewals(self._control).open("a") as counted:
-                counted.write(".")
             return self._inner.renew()
 
     def close(self) -> None:
@@ -95,7 +98,7 @@ def faulty_rank(control: Path, spec: bytes) -> WorkerActor:
     """What cluster.rank_process runs."""
 
     def opened(rank: RankSpec) -> KVTransport:
-        from disagg.transport.mooncake import MooncakeTransport  # reads its environment as it loads
+        from disagg.transport.mooncake import MooncakeTransport
 
         inner = MooncakeTransport(rank.host, rank.disagg.protocol, rank.disagg.device)
         return FaultyTransport(inner, control)

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from core.wire import Incarnation, RankId
+from core.wire import RankId
 from tests.chaos import check
-from tests.chaos.cluster import RANKS, REPLICAS, Cluster, SecondRouter, serving_again
+from tests.chaos.cluster import REPLICAS, Cluster, SecondRouter, serving_again
 from tests.chaos.events import DEADLINE, Event, Scene, Verdict
 from tests.chaos.load import Ask, Client, Got, client
 from tests.chaos.phases import HELD, Phase, Sighting, legs, reach, sight
@@ -69,7 +69,6 @@ class Stage:
         self._salts = 0
         self._reference: dict[str, Got] = {}
         self._second: SecondRouter | None = None
-        self._lives: set[Incarnation] = set()
         self.descriptors = check.Descriptors()
 
     async def learn(self) -> None:
@@ -211,9 +210,7 @@ class Stage:
         result.problems += self._take_descriptors()
 
     def _take_descriptors(self) -> list[str]:
-        self._lives |= (counts := self._cluster.descriptors()).keys()
-        engines_lost = len(self._lives) - len(RANKS) + self._cluster.renewals()
-        return self.descriptors.took(counts, engines_lost)
+        return self.descriptors.took(self._cluster.descriptors())
 
     @asynccontextmanager
     async def _through(self, event: Event) -> AsyncIterator[Client]:

@@ -6,17 +6,23 @@ import asyncio
 import os
 import signal
 import sys
+from asyncio.subprocess import PIPE
 
 import msgspec
 import pytest
 
 from cluster import tiny_model
+from cluster.actors import ORPHANED
+from cluster.keeper import LeaseKeeper
 from cluster.plan import Cpu, Plan
-from cluster.process_launcher import ProcessLauncher
+from cluster.process_launcher import STOP_S, ProcessLauncher
+from cluster.rank_process import framed
 from core import presets
-from core.config import RankSpec, RuntimeConfig
+from core.clock import RealClock
+from core.config import LeaseConfig, RankSpec, RuntimeConfig
 from core.errors import PreflightError, RankLost
 from core.rpc.client import RankClient
+from core.rpc.link import in_order
 from core.wire import Role
 from tests.support.eventually import eventually
 from worker.architectures import read_spec
@@ -83,6 +89,44 @@ def test_a_rank_that_is_killed_is_gone_and_one_that_stands_still_can_be_stopped(
     asyncio.run(main())
 
 
+def test_a_rank_that_stands_still_can_be_killed_at_once(spec):
+    async def main() -> None:
+        ranks = launcher()
+        info = await ranks.start(spec)
+        os.kill(info.pid, signal.SIGSTOP)
+        async with asyncio.timeout(STOP_S / 2):
+            await ranks.kill(spec.rank)
+        assert not alive(info.pid)
+        await ranks.kill(spec.rank)  # unknown by now
+
+    asyncio.run(main())
+
+
+def test_a_rank_whose_lease_nobody_renews_ends_its_sessions_and_itself(spec):
+    """Its stdin stays open: that is not what tells it."""
+    lease = LeaseConfig(renew_s=0.1, lease_s=0.5, orphan_s=2.0)
+    left_alone = msgspec.structs.replace(spec, lease=lease)
+
+    async def main() -> None:
+        ranks, keeper = launcher(), LeaseKeeper(lease, RealClock())
+        life = (await ranks.start(left_alone)).incarnation
+        lost: list[str] = []
+        client = await RankClient.connect(life, "r1", on_lost=lambda: lost.append(client.lost))
+        gone = asyncio.create_task(ranks.gone(spec.rank))
+        holding = asyncio.create_task(keeper.hold(life))
+        await asyncio.wait([gone, holding], timeout=2 * lease.orphan_s)
+        assert not gone.done(), "its lease was renewed"
+        assert not holding.done()
+        holding.cancel()
+        async with asyncio.timeout(20):
+            assert await gone == f"its process ended with code {ORPHANED}: nobody renewed its lease"
+        assert len(lost) == 1
+        assert in_order(lost[0])
+        await client.close()
+
+    asyncio.run(main())
+
+
 def test_a_rank_ends_with_the_one_who_started_it(spec):
     program = f"""
 import asyncio, os
@@ -103,6 +147,38 @@ asyncio.run(main())
         )
         out, _ = await parent.communicate()
         await eventually(lambda: not alive(int(out)), 15.0)
+
+    asyncio.run(main())
+
+
+def test_a_rank_that_still_loads_ends_with_the_one_who_started_it():
+    program = """
+import sys, threading
+from cluster.rank_process import main
+class Loading:
+    def __init__(self, spec):
+        assert spec == b"spec"
+    def describe(self):
+        sys.stderr.write("loading")
+        threading.Event().wait()
+    def stop(self):
+        pass
+main(Loading)
+"""
+
+    async def main() -> None:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, stdin=PIPE, stderr=PIPE
+        )
+        try:
+            child.stdin.write(framed(b"spec"))
+            assert await child.stderr.readexactly(7) == b"loading"
+            child.stdin.close()
+            async with asyncio.timeout(10):
+                assert await child.wait() == 0
+        finally:
+            if child.returncode is None:
+                child.kill()
 
     asyncio.run(main())
 

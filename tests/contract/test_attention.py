@@ -10,7 +10,8 @@ from hypothesis import given, settings, strategies as st
 
 from tests.support import specs
 from tests.support.steps import Row, make_step, scattered
-from worker.attention.base import ATTENTION, AttentionBackend, LatentUp
+from worker.attention.base import AttentionBackend, LatentUp
+from worker.attention.registry import ATTENTION
 from worker.cache.kv_pool import KVPool
 
 SLOTS = 900

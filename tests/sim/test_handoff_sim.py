@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from disagg.receiver import Ready
+from disagg.receiver import Failed, Outcome, Ready
 from tests.support.handoff_world import Trouble, World
 
 CALM = Trouble(cancel=0, abort=0, absent=0, write_fails=0, duplicate=0, link_losses=0)
@@ -28,6 +28,10 @@ def ready_rooms(world: World) -> set[int]:
         for room, outcomes in decode.outcomes.items()
         if isinstance(outcomes[-1], Ready)
     }
+
+
+def failure(outcome: Outcome) -> bool:
+    return isinstance(outcome, Failed)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -67,8 +71,12 @@ def test_the_world_is_as_bad_as_it_claims():
     assert ready
 
 
-def test_a_fence_for_one_room_does_not_fail_the_others():
-    world = World(3, 24, Trouble(cancel=0, abort=0, absent=0, write_fails=0.05, link_losses=0))
+@pytest.mark.parametrize(("write_fails", "most"), [(0.05, 0), (0.3, 12)])
+def test_a_failed_write_is_made_good_and_its_fence_fails_no_other_room(write_fails, most):
+    calm = Trouble(cancel=0, abort=0, absent=0, write_fails=write_fails, link_losses=0)
+    world = World(3, 24, calm)
     world.run()
-    failed = 24 - len(ready_rooms(world))
-    assert 0 < failed < 12
+    failed = [o for d in world.decodes for os in d.outcomes.values() for o in os if failure(o)]
+    assert len(failed) == 24 - len(ready_rooms(world)) <= most
+    assert all("; then a KV write failed" in outcome.message for outcome in failed)
+    assert sum(d.receiver.report().retries for d in world.decodes) > len(failed)

@@ -9,6 +9,7 @@ import httpx
 
 from core.clock import VirtualClock
 from core.metrics import PrometheusSink
+from core.tracing.tracer import Tracer
 from router.admission import Admission
 from router.encoder import Encoder
 from router.frontdoor import FrontDoor
@@ -32,6 +33,7 @@ def make_door(
     context_len: int = 1000,
     limit: int = 64,
     sink: PrometheusSink | None = None,
+    tracer: Tracer | None = None,
     **terms: Any,
 ) -> FrontDoor:
     clock = VirtualClock(start=5.0)
@@ -53,6 +55,7 @@ def make_door(
         clock=clock,
         terms=Terms(**terms),
         draw_seed=lambda: 1000,
+        tracer=tracer,
     )
 
 

@@ -31,6 +31,7 @@ class FakeLauncher:
         self.refuse: dict[RankId, str] = {}
         self.hold: asyncio.Event | None = None  # starts wait for it
         self.stopped: list[RankId] = []
+        self.killed: list[RankId] = []
 
     async def open(self) -> None:
         pass
@@ -60,7 +61,7 @@ class FakeLauncher:
             pid=self.lives,
         )
 
-    def kill(self, rank: RankId) -> None:
+    def die(self, rank: RankId) -> None:
         self.up.pop(rank).set_result("killed")
 
     async def gone(self, rank: RankId) -> str:
@@ -72,6 +73,10 @@ class FakeLauncher:
             life.set_result("stopped")
             for _ in range(8):  # whoever waits for its end hears of it first
                 await asyncio.sleep(0)
+
+    async def kill(self, rank: RankId) -> None:
+        self.killed.append(rank)
+        await self.stop(rank)
 
     async def close(self) -> None:
         pass

@@ -14,11 +14,12 @@ MODELS = {"object": "list", "data": [{"id": "fake-model", "object": "model"}]}
 
 
 class Answer(NamedTuple):
-    """An HTTP answer; ``cut``: the connection breaks before its end."""
+    """An HTTP answer; ``cut``: the connection breaks before its end; ``stall``: it never ends."""
 
     events: tuple[Any, ...] = ()
     status: int = 200
     cut: bool = False
+    stall: bool = False
 
 
 def says(*pieces: str, finish: str | None = "length", usage: Body | None = None) -> Answer:
@@ -90,6 +91,9 @@ class FakeOpenAI:
         writer.write(_head(200, "content-type: text/event-stream\r\ntransfer-encoding: chunked"))
         for event in map(sse, answer.events):
             writer.write(b"%x\r\n%b\r\n" % (len(event), event))
+        if answer.stall:
+            await reader.read()  # until the client leaves
+            return False
         if not answer.cut:
             writer.write(b"0\r\n\r\n")
         await writer.drain()

@@ -49,8 +49,10 @@ class FakeClient:
         self.load = wire.LoadReport()
         self.transfers: HandoffReport | None = None
         self.alive = True
+        self.lost = ""
         self.legs: list[FakeLeg] = []
         self.aborted: list[str] = []
+        self.done: list[str] = []  # of those, where nothing went wrong
         self._fleet = fleet
         self._role = member.role
         self._on_lost = on_lost
@@ -70,11 +72,12 @@ class FakeClient:
                 yield chunk
         finally:
             self.legs.remove(leg)
-            if not ended:
+            if not ended and request.rid not in self.aborted:
                 self.abort(request.rid)
 
-    def abort(self, rid: str) -> None:
+    def abort(self, rid: str, *, done: bool = False) -> None:
         self.aborted.append(rid)
+        self.done += [rid] if done else []
 
     async def status(self) -> wire.RankStatus:
         return rank_status(self.info)
@@ -82,12 +85,13 @@ class FakeClient:
     async def close(self) -> None:
         self._end()
 
-    def lose(self) -> None:
-        self._end()
+    def lose(self, reason: str = "as the test wanted") -> None:
+        self._end(reason)
         self._on_lost()
 
-    def _end(self) -> None:
+    def _end(self, reason: str = "as the test wanted") -> None:
         self.alive = False
+        self.lost = self.lost or reason
         for leg in self.legs:
             leg.arrived.put_nowait(None)
 

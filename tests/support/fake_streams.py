@@ -33,6 +33,7 @@ class Call:
     params: SamplingParams
     cache_salt: str = ""
     priority: int = 0
+    trace: str = ""
     closed: bool = False
     closed_early: bool = False
 
@@ -51,8 +52,9 @@ class FakeStreams:
         params: SamplingParams,
         cache_salt: str = "",
         priority: int = 0,
+        trace: str = "",
     ) -> AsyncIterator[TokenChunk]:
-        call = Call(rid, list(token_ids), params, cache_salt, priority)
+        call = Call(rid, list(token_ids), params, cache_salt, priority, trace)
         self.calls.append(call)
         ended = False
         try:

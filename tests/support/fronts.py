@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 
+from core.tracing.tracer import Tracer
 from core.wire import Role, SamplingParams, TokenChunk
 from router.dispatch import Dispatcher, DispatchLimits
 from router.policy.base import Policies
@@ -21,23 +22,33 @@ class Front:
     """A dispatcher over a fleet, and every replica it ever had."""
 
     def __init__(
-        self, fleet: Fleet, reroute_wait_s: float, policies: Policies | None = None
+        self,
+        fleet: Fleet,
+        reroute_wait_s: float,
+        policies: Policies | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.fleet = fleet
         self.replicas = Replicas(fleet.connect, retry=Retry(first_s=0.0, limit_s=0.0))
         self.ever: set[Replica] = set()
         limits = DispatchLimits(reroute_wait_s=reroute_wait_s, max_reroutes=3)
         chosen = policies or Policies(LeastLoad(), LeastLoad())
-        self.dispatcher = Dispatcher(self.replicas, *chosen, limits=limits)
+        self.dispatcher = Dispatcher(self.replicas, *chosen, limits=limits, tracer=tracer)
 
     def remember(self) -> None:
         self.ever |= {replica for _, replica in self.replicas.members() if replica}
 
     async def collect(
-        self, max_new: int, rid: str = "r", prompt: Sequence[int] = PROMPT, salt: str = ""
+        self,
+        max_new: int,
+        rid: str = "r",
+        prompt: Sequence[int] = PROMPT,
+        salt: str = "",
+        trace: str = "",
     ) -> list[TokenChunk]:
         params = SamplingParams(max_new_tokens=max_new)
-        async with aclosing(self.dispatcher.stream(rid, prompt, params, salt)) as stream:
+        wanted = self.dispatcher.stream(rid, prompt, params, salt, trace=trace)
+        async with aclosing(wanted) as stream:
             return [chunk async for chunk in stream]
 
     def check_idle(self) -> None:
@@ -51,12 +62,13 @@ async def front(
     fleet: Fleet | None = None,
     wait_s: float = 5.0,
     policies: Policies | None = None,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[Front]:
     """A dispatcher whose ranks are up; at the end nothing may be booked or running."""
     fleet = fleet or Fleet()
     for role in roles:
         fleet.add(role, sum(m.role is role for m in fleet.members))
-    it = Front(fleet, wait_s, policies)
+    it = Front(fleet, wait_s, policies, tracer)
     it.replicas.update(fleet.members)
     if roles:
         await eventually(lambda: len(fleet.live) == len(roles))

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from cluster.routing import Router, router
-from core.config import DisaggConfig, RankSpec, RouterConfig
+from core.config import DisaggConfig, RankSpec, RouterConfig, TracingConfig
 from core.handoffs import HandoffReport
 from core.wire import RankStatus, Role, SamplingParams, TokenLogprob, Usage
 from disagg.transport.inproc import Hub, InprocTransport
@@ -28,7 +28,9 @@ from router.text.request import ServedModel
 from tests.support.eventually import eventually
 from tests.support.real_engine import rank_spec
 from worker.architectures import read_spec
-from worker.host import RankHost
+from worker.host import OpenTransport, RankHost
+
+OFF = TracingConfig()
 
 
 @dataclass
@@ -84,22 +86,32 @@ class Pair:
 
 @asynccontextmanager
 async def pd_hosts(
-    folder: Path, *, decode_dtype: str = "float32", hub: Hub | None = None, **disagg: object
+    folder: Path,
+    *,
+    decode_dtype: str = "float32",
+    hub: Hub | None = None,
+    transport: OpenTransport | None = None,
+    tracing: TracingConfig = OFF,
+    **disagg: object,
 ) -> AsyncIterator[Pair]:
     """Ranks of one model folder; ``disagg`` are fields of DisaggConfig."""
     hub = hub or Hub()
     before = torch.get_num_threads()
 
-    def transport(_: RankSpec) -> InprocTransport:
+    def in_memory(_: RankSpec) -> InprocTransport:
         return InprocTransport(hub)
 
     async with AsyncExitStack() as stack:
         members = []
         for role, dtype in ((Role.PREFILL, "float32"), (Role.DECODE, decode_dtype)):
             spec = msgspec.structs.replace(
-                rank_spec(folder, role=role, dtype=dtype), disagg=DisaggConfig(**disagg)
+                rank_spec(folder, role=role, dtype=dtype),
+                disagg=DisaggConfig(**disagg),
+                tracing=tracing,
             )
-            host = await RankHost.start(spec, on_crash=lambda: None, transport=transport)
+            host = await RankHost.start(
+                spec, on_crash=lambda: None, transport=transport or in_memory
+            )
             stack.push_async_callback(host.stop)
             members.append(Member(host.info.incarnation, role))
         model = ServedModel(
@@ -110,7 +122,7 @@ async def pd_hosts(
             created=0,
         )
         settings = RouterConfig(grpc=False, reroute_wait_s=5.0)
-        parts = await stack.enter_async_context(router(settings, model, folder))
+        parts = await stack.enter_async_context(router(settings, model, folder, tracing))
         parts.replicas.update(members)
         await eventually(lambda: parts.replicas.complete)
         http = await stack.enter_async_context(

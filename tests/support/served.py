@@ -21,7 +21,7 @@ from tests.support.eventually import eventually
 
 ANTIPHON = Path(sys.executable).with_name("antiphon")
 ANY_PORTS = ("router.port=0", "router.grpc_port=0")
-READY = re.compile(r"^ready: (\S+) on (http://[\d.]+:\d+)")
+READY = re.compile(r"^ready: (\S+) on (https?://[\d.]+:\d+)(?:, gRPC \(\S+\) on (\S+))?")
 
 
 class Served:
@@ -41,6 +41,7 @@ class Served:
         self.lines: list[str] = []
         self.model = ""
         self.url = ""
+        self.rpc = ""  # address of the gRPC front
         self._heard = threading.Condition()
         self._ended = False
         self._reader = threading.Thread(target=self._read)
@@ -54,7 +55,7 @@ class Served:
                 with self._heard:
                     self.lines.append(line)
                     if found := READY.match(line):
-                        self.model, self.url = found.groups()
+                        self.model, self.url, self.rpc = found.groups(default="")
                     self._heard.notify_all()
         with self._heard:
             self._ended = True

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from core import wire
 from core.dump import QueueView, RankDump, thread_stacks
+from core.lease import Health
 from core.rpc import events
 from core.rpc.server import RankServer, ServerLimits
 from tests.support.wires import incarnation, rank_info, rank_status
@@ -25,6 +26,7 @@ class StepThread:
         self.info = info
         self.server = server
         self.events: list[events.RankEvent] = []
+        self.healths: list[Health] = []  # of the next renewals; then it is well
         self.deaf = False  # events are recorded and not answered
         self.answer: Callable[[StepThread, events.RankEvent], None] = answer_all
         self._queue: queue.SimpleQueue[events.RankEvent | None] = queue.SimpleQueue()
@@ -33,6 +35,9 @@ class StepThread:
 
     def post(self, event: events.RankEvent) -> None:
         self._queue.put(event)
+
+    def health(self) -> Health:
+        return self.healths.pop(0) if self.healths else Health(step=1, turn=1, busy_s=0.0)
 
     def glance(self) -> RankDump:
         return RankDump(
@@ -82,10 +87,13 @@ def answer_all(thread: StepThread, event: events.RankEvent) -> None:
 
 @asynccontextmanager
 async def serving(
-    limits: ServerLimits | None = None, *, nonce: str = "n0"
+    limits: ServerLimits | None = None,
+    *,
+    nonce: str = "n0",
+    on_renewal: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[StepThread]:
     """A rank that is being served on a loopback port."""
-    server = RankServer(limits or ServerLimits())
+    server = RankServer(limits or ServerLimits(), on_renewal)
     life = incarnation(endpoint=server.bind(), nonce=nonce)
     thread = StepThread(rank_info(life), server)
     await server.start(thread)

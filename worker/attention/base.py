@@ -1,4 +1,4 @@
-"""AttentionBackend: attention over the paged KV pool, and the registry of its implementations."""
+"""AttentionBackend: attention over the paged KV pool; registry.py has its implementations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from core.registry import Entry, Registry
 from worker.cache.kv_pool import KVPool
 from worker.pack import ForwardInput
 
@@ -70,17 +69,3 @@ class AttentionBackend(Protocol):
         then the rotated key that all heads share.
         """
         ...
-
-
-ATTENTION: Registry[AttentionBackend] = Registry(
-    "attention backend",
-    {
-        "cpu": Entry(
-            "worker.attention.cpu:CpuAttention",
-            needs=("torch",),
-            check="worker.kernels.load:missing",
-        ),
-        "torch": Entry("worker.attention.torch_ref:TorchAttention", needs=("torch",)),
-    },
-    order=("cpu", "torch"),
-)

@@ -36,7 +36,9 @@ class CpuPlan:
 class PackedUp:
     """An MLA layer's up-projections as the kernels read them."""
 
-    absorb: Int32[Tensor, "heads absorb_words"]  # of a query into the latents: the key's, transposed
+    absorb: Int32[
+        Tensor, "heads absorb_words"
+    ]  # of a query into the latents: the key's, transposed
     key: Int32[Tensor, "heads key_words"]
     value: Int32[Tensor, "heads value_words"]
     sizes: MlaSizes

@@ -22,10 +22,11 @@ import numpy as np
 from core.wire import Int32Array, PageAccount
 from worker.cache.radix import Node, RadixTree
 from worker.cache.request_table import RequestTable
-from worker.cache.slots import SlotAllocator
+from worker.cache.slots import NOWHERE, SlotAllocator
 from worker.sequence import NO_ROW, Sequence
 
 GROWTH = 16  # slots a decoding sequence takes at once, so that its pages stay consecutive
+SLACK = 64  # one part in so many of the pool is evicted beyond need: scraps need not be used up
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,8 @@ class PrefixCache:
         want = to - sequence.allocated_len
         if want <= 0:
             return True
-        slots = self._allocate(want)
+        last = int(self.table.slots[sequence.row, sequence.allocated_len - 1])
+        slots = self._allocate(want, last if sequence.allocated_len else NOWHERE)
         if slots is None:
             return False
         self.table.write(sequence.row, sequence.allocated_len, slots)
@@ -103,7 +105,7 @@ class PrefixCache:
         if sequence.reach <= sequence.allocated_len:
             return True
         ahead = min(sequence.allocated_len + GROWTH, limit)
-        if self.slots.free > 4 * GROWTH and ahead > sequence.reach:
+        if self.available > 4 * GROWTH and ahead > sequence.reach:
             return self.extend(sequence, ahead)
         return self.extend(sequence, sequence.reach)
 
@@ -196,9 +198,15 @@ class PrefixCache:
         if given.row != NO_ROW:
             self.table.give_back(given.row)
 
-    def _allocate(self, count: int) -> Int32Array | None:
+    def _allocate(self, count: int, after: int) -> Int32Array | None:
+        """Pages behind ``after`` where they are free, else in as few runs as possible.
+
+        What is evicted beyond need leaves a choice. Without it a full pool would give each row
+        its next page where the oldest leaf happens to end, and all later prompts get crumbs.
+        """
         if count > self.slots.free:
             if count > self.available:
                 return None
-            self.slots.release(self.tree.evict(count - self.slots.free))
-        return self.slots.allocate(count)
+            slack = self.slots.total // SLACK
+            self.slots.release(self.tree.evict(count - self.slots.free + slack))
+        return self.slots.allocate(count, after)

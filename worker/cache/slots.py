@@ -8,12 +8,17 @@ are consecutive crosses to another rank in a few large copies instead of thousan
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from core.wire import Int32Array
 
+IndexArray = npt.NDArray[np.intp]
+
+NOWHERE = -2  # no slot lies behind it
+
 
 class SlotAllocator:
-    """First fit over sorted free runs; falls back to several runs when none is long enough.
+    """Best fit over sorted free runs; the longest ones together when none is long enough.
 
     Run ``i`` is ``[starts[i], ends[i])``. Whole arrays at a time, so that a pool in 10,000 pieces
     costs tens of microseconds a call instead of milliseconds.
@@ -29,28 +34,38 @@ class SlotAllocator:
     def free(self) -> int:
         return self._free
 
-    def allocate(self, count: int) -> Int32Array | None:
-        """``count`` slots, consecutive where a run allows it; None when there are not enough."""
+    def allocate(self, count: int, after: int = NOWHERE) -> Int32Array | None:
+        """``count`` slots, in as few runs as possible and rising order; None if there are too few.
+
+        Where that many are free right behind slot ``after`` it is those.
+        """
         if count > self._free:
             return None
         if count == 0:
             return np.empty(0, np.int32)
         lengths = self._ends - self._starts
-        first = int((lengths >= count).argmax())
-        if lengths[first] >= count:
-            last = first
-        else:
-            first, last = 0, int(np.searchsorted(np.cumsum(lengths), count))
-        taken = lengths[first : last + 1]
+        chosen = self._choose(lengths, count, after)
+        taken = lengths[chosen]
         taken[-1] -= int(taken.sum()) - count
-        slots = _expand(self._starts[first : last + 1], taken)
-        self._starts[last] += taken[-1]
-        emptied = last + int(self._starts[last] == self._ends[last])
-        if emptied > first:
-            self._starts = np.delete(self._starts, slice(first, emptied))
-            self._ends = np.delete(self._ends, slice(first, emptied))
+        slots = _expand(self._starts[chosen], taken)
+        self._starts[chosen] += taken
+        if (self._starts[chosen] == self._ends[chosen]).any():
+            left = self._starts < self._ends
+            self._starts, self._ends = self._starts[left], self._ends[left]
         self._free -= count
         return slots
+
+    def _choose(self, lengths: Int32Array, count: int, after: int) -> IndexArray:
+        """The runs to take ``count`` slots from, in rising order; the last one may be too long."""
+        behind = int(np.searchsorted(self._starts, after + 1))
+        if behind < len(lengths) and self._starts[behind] == after + 1 and lengths[behind] >= count:
+            return np.array([behind])
+        best = int(np.where(lengths >= count, lengths, self.total + 1).argmin())
+        if lengths[best] >= count:
+            return np.array([best])
+        longest = np.argsort(-lengths, kind="stable")
+        wanted = int(np.searchsorted(np.cumsum(lengths[longest]), count)) + 1
+        return np.sort(longest[:wanted])
 
     def release(self, slots: Int32Array) -> None:
         """Give slots back, in any order. A slot that is already free is a defect of ours."""

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from worker.architectures import read_spec
-from worker.attention.base import ATTENTION
+from worker.attention.registry import ATTENTION
 from worker.checkpoint import SINGLE
 from worker.models.assemble import assemble
 

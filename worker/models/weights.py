@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from core.errors import ModelError
-from worker.attention.base import ATTENTION
+from worker.attention.registry import ATTENTION
 from worker.checkpoint import weight_files
 from worker.layers.parameter import Slot
 from worker.model_spec import ModelSpec

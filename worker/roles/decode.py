@@ -21,6 +21,7 @@ from worker.scheduler.scheduler import Progress, Scheduler, Step
 from worker.scheduler.waiting import WaitingQueue
 from worker.sequence import Sequence, SequenceState
 from worker.streams import Streams
+from worker.timeline import Mark
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +163,8 @@ class DecodeRole:
         return self._local.place(remainder, proven=proven)
 
     def _compute(self, sequence: Sequence) -> None:
+        if sequence.timeline is not None:
+            sequence.timeline.note(Mark.LOCAL)
         peer = self._dial(sequence.request.route.prefill)
         self._receiver.decline(sequence.room, sequence.rid, peer)
         log.info(
@@ -179,6 +182,8 @@ class DecodeRole:
         slots = self._scheduler.cache.table.read(sequence.row, held, to)
         peer = self._dial(sequence.request.route.prefill)
         self._receiver.announce(sequence.room, sequence.rid, peer, held, slots)
+        if sequence.timeline is not None:
+            sequence.timeline.note(Mark.ANNOUNCED)
         log.info(
             "room %d announced to %s, %d of %d tokens held",
             sequence.room,
@@ -190,6 +195,9 @@ class DecodeRole:
 
     def _arrived(self, sequence: Sequence, ready: Ready) -> None:
         """Learn from a handoff, where something crossed."""
+        if (line := sequence.timeline) is not None:
+            line.note(Mark.KV)
+            line.moved_bytes = ready.moved_bytes
         if missing := sequence.length - sequence.shared_len:
             route = sequence.request.route
             self._proven[self._dial(route.prefill)] = route.prefill

@@ -16,6 +16,7 @@ from worker.roles.base import ROOM_IN_USE
 from worker.scheduler.scheduler import Progress, Scheduler, Step
 from worker.sequence import NO_ROW, Sequence, SequenceState
 from worker.streams import Streams
+from worker.timeline import Mark, Timeline
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +104,8 @@ class PrefillRole:
             if sequence is None:
                 continue  # the room of a request that was refused
             log.info(_words(closed), extra={"rid": sequence.rid})
+            if (line := sequence.timeline) is not None:
+                _note_end(line, closed)
             if sequence.state in {SequenceState.WAITING, SequenceState.RUNNING}:
                 self._scheduler.remove(sequence)
                 if closed.declined:
@@ -154,6 +157,15 @@ class PrefillRole:
         self._scheduler.cache.release(sequence)
         sequence.move(SequenceState.FINISHED)
         self._streams.forget(sequence)
+
+
+def _note_end(line: Timeline, closed: Closed) -> None:
+    """What became of its room."""
+    line.note(Mark.CLOSED)
+    line.room_error = "" if closed.ok else closed.message
+    line.declined = closed.declined
+    line.moved_bytes, line.writes = closed.moved_bytes, closed.writes
+    line.sending_s = closed.sending_s
 
 
 def _words(closed: Closed) -> str:

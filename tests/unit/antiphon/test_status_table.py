@@ -94,6 +94,31 @@ def test_a_stuck_rank_says_for_how_long_and_in_what():
     assert "decode/0/0  stuck for 34 s in 'launch' of step 9" in table
 
 
+def life(crashes: int, retry_s: float | None = None) -> status.Json:
+    problem = "its process was ended by SIGKILL"
+    phase = "serving" if retry_s is None else "resting"
+    return {"phase": phase, "crashes": crashes, "problem": problem, "retry_s": retry_s}
+
+
+def test_crashes_are_told_with_the_last_reason_and_when_it_is_tried_again():
+    resting = {"rank": "decode/1/0", "role": "decode", "state": "resting", "reason": ""}
+    table = status.render(
+        answer(
+            {**up("decode/0/0"), "life": life(1)},
+            {**resting, "life": life(5, 51.2)},
+            {**up("prefill/0/0"), "life": life(0)},
+        )
+    )
+    lines = table.splitlines()
+    assert [cell.strip() for cell in cells(lines[5])] == ["decode/1/0", "resting"]
+    assert lines[-3:] == [
+        "",
+        "decode/0/0: 1 crash; the last: its process was ended by SIGKILL",
+        "decode/1/0: 5 crashes in a row, tried again in 51 s; the last: its process was ended by"
+        " SIGKILL",
+    ]
+
+
 @pytest.mark.parametrize(
     ("count", "words"),
     [

@@ -66,6 +66,21 @@ def test_plan_refuses_what_cannot_be(capsys):
     assert "antiphon model fetch nobody/nothing" in err
 
 
+def test_plan_warns_of_what_no_machine_holds(capsys):
+    absurd = ("plan", "--model", TINY, "decode.kv_tokens=1000000000000")
+    code, out, err = run(capsys, *absurd)
+    assert (code, err) == (0, "")
+    assert "decode/0/0" in out
+    *_, last = out.splitlines()
+    assert last.startswith("warning: each decode rank needs about ")
+    assert "of 1000000000000 tokens" in last
+    assert "this machine has " in last
+    assert run(capsys, *absurd, "--strict")[0] == 1
+    code, out, _ = run(capsys, "plan", "cpu-unified", "--model", TINY, "--strict")
+    assert code == 0
+    assert "warning" not in out
+
+
 def test_check_passes_or_names_every_problem(capsys):
     code, out, _ = run(
         capsys,

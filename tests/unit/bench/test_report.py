@@ -35,10 +35,18 @@ OUTCOMES = [
 FAILED = Outcome(session=9, turn=0, due_s=0.0, start_s=0.5, end_s=0.6, error="HTTP 429: busy")
 
 
-def made(outcomes, *, cpu=0.1, **fields):
+def made(outcomes, *, cpu=0.1, planned=0, interrupted=False, **fields):
     config = BenchConfig(**fields)
     result = summarise(outcomes, config.targets)
-    return report.make(config, result, model="m", epoch_s=0.0, client_cpu_share=cpu)
+    return report.make(
+        config,
+        result,
+        model="m",
+        epoch_s=0.0,
+        client_cpu_share=cpu,
+        planned=planned or len(outcomes),
+        interrupted=interrupted,
+    )
 
 
 def test_the_json_line_keeps_its_keys():
@@ -47,7 +55,8 @@ def test_the_json_line_keeps_its_keys():
     assert line.count(b"\n") == 1
     data = json.loads(line)
     assert list(data) == [
-        "schema", "time", "model", "client_cpu_share", "versions", "machine", "config", "result",
+        "schema", "time", "model", "planned", "interrupted", "client_cpu_share", "versions",
+        "machine", "config", "result",
     ]  # fmt: skip
     assert data["schema"] == 1
     assert data["time"] == "1970-01-01T00:00:00+00:00"
@@ -159,3 +168,14 @@ def test_a_plot_is_drawn(tmp_path, outcomes):
     path = tmp_path / "a.png"
     plot.draw(made(outcomes, targets=Targets(ttft_ms=600)), outcomes, path)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_interrupted_run_says_so(tmp_path):
+    whole = made(OUTCOMES, planned=9, interrupted=True)
+    assert "interrupted       after 4 of 9 requests" in report.table(whole)
+    assert "interrupted" not in report.table(made(OUTCOMES))
+    pytest.importorskip("matplotlib")
+    for run, marked in ((whole, True), (made(OUTCOMES), False)):
+        plot.draw(run, OUTCOMES, tmp_path / "run.svg")
+        drawn = (tmp_path / "run.svg").read_text()  # with the words of each text in a comment
+        assert ("interrupted (of 9 planned)" in drawn) == marked

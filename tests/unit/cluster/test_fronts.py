@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import weakref
 
 import grpc
 import httpx
@@ -30,22 +32,30 @@ async def _ready() -> Readiness:
     return Readiness(ready=True)
 
 
+def _paused(more: asyncio.Event):
+    def script(made):
+        yield chunk(0, 65)
+        while not more.is_set():
+            yield chunk(0)
+        yield from says("nd")(made)
+
+    return script
+
+
 class Router:
-    """Both fronts over one door."""
+    """Both fronts over one door.
+
+    In no circle of references: gRPC's servers do not take part in garbage collection, and one that
+    stays keeps gRPC's thread running while the interpreter ends.
+    """
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.more = asyncio.Event()  # streams pause after their first letter until it is set
-        self.door = make_door(FakeStreams(self._script))
+        self.door = make_door(FakeStreams(_paused(self.more)))
         self.app = make_app(services(self.door))
         self.rpc = RpcFront(RpcServices(door=self.door, ready=_ready, members=list))
         self.ports: list[tuple[int, int | None]] = []
-
-    def _script(self, made):
-        yield chunk(0, 65)
-        while not self.more.is_set():
-            yield chunk(0)
-        yield from says("nd")(made)
 
     async def listen(self, config: RouterConfig = BOTH, *, rpc: bool = True) -> None:
         front = self.rpc if rpc else None
@@ -97,6 +107,23 @@ def test_a_port_taken_meanwhile_names_its_key(key):
                 await Router().listen(config)
 
     run_tidy(main)
+
+
+def test_nothing_of_a_front_survives_its_end():
+    """Nor the thread that gRPC runs as long as it has a server."""
+    made: list[weakref.ref[RpcFront]] = []
+
+    async def main() -> None:
+        router = Router()
+        made.append(weakref.ref(router.rpc))
+        serving = asyncio.create_task(router.listen())
+        await eventually(lambda: router.ports)
+        router.stop.set()
+        await serving
+
+    run_tidy(main)
+    gc.collect()
+    assert made[0]() is None
 
 
 async def group_that_fails_with(error: Exception) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -41,10 +42,18 @@ def test_facts_come_from_the_headers(tiny):
     assert facts.weight_bytes["BF16"] < (tiny / "model.safetensors").stat().st_size
 
 
-def test_the_shipped_model_keeps_its_bias_in_fp32():
+def test_the_shipped_model_keeps_its_bias_in_fp32_and_counts_no_copy():
+    """Its layer of multi-token prediction has the embedding and the head a second time."""
     facts = model_catalog.facts(model_store.resolve("tiny-moe", lambda _: None))
     assert list(facts.weight_bytes) == ["BF16", "F32"]
-    assert facts.parameters == facts.weight_bytes["BF16"] // 2 + facts.weight_bytes["F32"] // 4
+    stored = facts.weight_bytes["BF16"] // 2 + facts.weight_bytes["F32"] // 4
+    assert stored - facts.parameters == 2 * facts.spec.vocab * facts.spec.hidden
+
+
+def test_the_readme_says_how_large_the_shipped_model_is():
+    facts = model_catalog.facts(model_store.resolve("tiny-moe", lambda _: None))
+    readme = (Path(__file__).parents[3] / "README.md").read_text("utf-8")
+    assert f"a trained {facts.parameters / 1e6:.1f}M model" in readme
 
 
 def test_built_in_models_are_listed_whether_fetched_or_not(tmp_path):

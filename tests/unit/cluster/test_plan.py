@@ -51,6 +51,11 @@ def test_every_rank_logs_as_the_cluster_is_told_to():
     assert {(s.log_level, s.log_format) for s in found} == {("warning", "json")}
 
 
+def test_every_rank_knows_how_long_it_may_live_without_a_supervisor():
+    found = specs({"unified": {}, "cluster": {"lease": {"orphan_s": 77}}})
+    assert [s.lease.orphan_s for s in found] == [77.0]
+
+
 def test_configured_threads_stay():
     found = specs({"prefill": {"threads": 5}, "decode": {}})
     assert [s.group.threads for s in found] == [5, 4]

@@ -162,10 +162,54 @@ def test_too_little_memory_says_how_much_and_what_to_change(folder):
     assert "kv_memory_mib" in problem
 
 
+def test_a_rank_that_no_machine_holds_is_named_with_both_numbers_and_its_key(folder):
+    config, spec = cpu("decode.kv_tokens=1000000000000"), read_spec(folder)
+    for problem, has in (
+        (preflight.memory_problem(config, spec, MIB, GOOD), "64.0 GiB is available"),
+        (preflight.plan_problem(config, spec, MIB, 64 << 30), "this machine has 64.0 GiB"),
+    ):
+        assert problem is not None
+        pool = 10**12 * gguf_files.LAYERS * 2 * gguf_files.KV_HEADS * 8 * 2 / 2**30
+        assert problem.startswith("each decode rank needs about ")
+        assert f"a KV pool of 1000000000000 tokens {pool:.1f} GiB" in problem
+        assert problem.endswith(f"{has}: set a smaller decode.kv_tokens")
+    wide = cpu("prefill.kv_memory_mib=99000000")
+    problem = preflight.memory_problem(wide, spec, MIB, GOOD)
+    assert problem is not None
+    assert problem.endswith("set a smaller prefill.kv_memory_mib")
+
+
+def test_a_model_that_no_rank_holds_is_too_large(folder):
+    problem = preflight.plan_problem(cpu(), read_spec(folder), 1 << 40, 64 << 30)
+    assert problem is not None
+    assert problem.endswith("the model is too large for it")
+
+
+def test_a_plan_compares_the_whole_where_all_ranks_are_here(folder):
+    config, spec = cpu("decode.replicas=99"), read_spec(folder)
+    problem = preflight.plan_problem(config, spec, MIB, 64 << 30)
+    assert problem is not None
+    assert "all ranks together need about 1" in problem
+    away = cpu("decode.replicas=99", "cluster.address=10.0.0.1:6379")
+    assert preflight.plan_problem(away, spec, MIB, 64 << 30) is None
+    assert preflight.plan_problem(cpu(), spec, MIB, 64 << 30) is None
+
+
+def test_memory_of_other_machines_is_not_known_here(folder):
+    config = cpu("decode.kv_tokens=1000000000000", "cluster.address=10.0.0.1:6379")
+    assert preflight.memory_problem(config, read_spec(folder), MIB, GOOD) is None
+
+
+def test_the_memory_of_this_machine_is_read():
+    assert preflight.read_machine().available_bytes <= preflight.total_bytes() < 1 << 50
+
+
 def test_memory_that_can_be_taken():
-    assert preflight.meminfo_available("MemTotal: 9 kB\nMemAvailable:  2048 kB\n") == 2 * MIB
+    text = "MemTotal: 9 kB\nMemAvailable:  2048 kB\n"
+    assert preflight.meminfo_bytes(text, "MemAvailable") == 2 * MIB
+    assert preflight.meminfo_bytes(text, "MemTotal") == 9 * 1024
     with pytest.raises(PreflightError, match="MemAvailable"):
-        preflight.meminfo_available("MemTotal: 9 kB\n")
+        preflight.meminfo_bytes("MemTotal: 9 kB\n", "MemAvailable")
 
 
 def test_a_control_group_limits_but_its_page_cache_gives_way():
@@ -193,7 +237,7 @@ def test_every_problem_is_said_at_once(folder):
     with pytest.raises(PreflightError) as caught:
         preflight.check(cpu(), folder, bad)
     lines = str(caught.value).splitlines()
-    assert [line.split()[0] for line in lines] == ["missing", "Mooncake", "this"]
+    assert [line.split()[0] for line in lines] == ["missing", "Mooncake", "each"]
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path):

@@ -7,8 +7,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cluster.reconcile import (
     ACTIVE,
+    HEALED_S,
     LONGEST_REST_S,
     Drain,
+    Life,
     Phase,
     ReplicaState,
     Start,
@@ -41,6 +43,16 @@ def test_one_that_does_not_serve_yet_goes_before_one_that_does():
     starting = ReplicaState(A0, Phase.STARTING, 0.0)
     _, actions = reconcile({"a": 1}, {A0: starting, A1: serving(A1)}, 5.0, 60)
     assert actions == [Stop(A0)]
+
+
+def test_a_life_tells_crashes_until_they_are_forgotten_and_how_long_a_rest_lasts():
+    crashed = serving(A0).crashed(5.0, "boom").crashed(6.0, "bang")
+    assert Life.at(crashed, 6.5, "") == Life(A0, Phase.RESTING, 2, "bang", crashed.due - 6.5, "")
+    assert Life.at(crashed, 99.0, "").retry_s == 0.0
+    again = crashed.enter(Phase.SERVING, 10.0)
+    late = 10.0 + HEALED_S
+    assert Life.at(again, late - 1, "quiet") == Life(A0, Phase.SERVING, 2, "bang", None, "quiet")
+    assert Life.at(again, late, "") == Life(A0, Phase.SERVING, 0, "", None, "")
 
 
 def test_draining_ends_after_its_limit():

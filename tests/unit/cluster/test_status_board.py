@@ -8,12 +8,13 @@ from contextlib import asynccontextmanager
 from msgspec.structs import replace
 
 from cluster.dump import Ask
+from cluster.reconcile import Life, Phase
 from cluster.status import StatusBoard, serving
 from core.dump import Busy, RankDump
 from core.errors import RankLost
 from core.handoffs import HandoffCount
 from core.metrics import PrometheusSink
-from core.wire import FinishReason, Incarnation, LoadReport, RankStatus, Role
+from core.wire import FinishReason, Incarnation, LoadReport, RankId, RankStatus, Role
 from router.readiness import Readiness
 from router.replicas import Replicas, Retry
 from router.selftest import SelfTest
@@ -100,6 +101,35 @@ def test_a_rank_that_does_not_answer_is_stuck_when_it_is_in_a_long_step():
         assert decode["state"] == "no session"
         assert (prefill["state"], prefill["stuck_s"]) == ("stuck", 34.0)
         assert prefill["reason"].startswith("in 'launch' of step 9 with")
+
+    run_tidy(main)
+
+
+def test_what_the_supervisor_knows_is_shown_of_every_rank_it_runs():
+    async def main() -> None:
+        fleet = a_pair()
+        decode, prefill = fleet.members[1].incarnation.rank, fleet.members[0].incarnation.rank
+        fleet.down.add(decode)
+        other = RankId(group="decode", replica=1)
+        crashed = Life(other, Phase.RESTING, 5, "ended by SIGKILL", 51.2, "")
+        async with board(fleet, lambda r: r.problem(decode)) as (status_board, _):
+            (plain, _) = (await status_board.status())["ranks"]
+            assert plain["life"] is None
+            status_board.supervised(
+                lambda: (
+                    Life(decode, Phase.SERVING, 1, "an old crash", None, "no answer for 4 s"),
+                    Life(prefill, Phase.SERVING, 0, "", None, ""),
+                    crashed,
+                )
+            )
+            silent, away, up = (await status_board.status())["ranks"]
+        assert (plain["state"], plain["reason"]) == ("no session", "nobody there")
+        assert (silent["state"], silent["reason"]) == ("no session", "no answer for 4 s")
+        assert (up["state"], up["life"]["crashes"]) == ("up", 0)
+        assert (away["rank"], away["state"], away["role"]) == ("decode/1/0", "resting", "decode")
+        assert away["life"] == {
+            "phase": "resting", "crashes": 5, "problem": "ended by SIGKILL", "retry_s": 51.2,
+        }  # fmt: skip
 
     run_tidy(main)
 

@@ -1,64 +1,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
 from cluster.reconcile import Phase
-from cluster.supervisor import Hooks, Supervisor
-from core.clock import RealClock
 from core.errors import OperatorError, RequestError
 from core.wire import RankId
-from router.replicas import Member, MemberState
+from router.replicas import MemberState
 from tests.support.eventually import eventually
-from tests.support.fake_launcher import FakeLauncher, plan
+from tests.support.supervised import World, running
 
 P0, P1 = RankId(group="prefill", replica=0), RankId(group="prefill", replica=1)
 D0 = RankId(group="decode", replica=0)
-
-
-class World:
-    def __init__(self, **desired: int) -> None:
-        self.launcher = FakeLauncher()
-        self.lists: list[tuple[Member, ...]] = []
-        self.tested: list[RankId] = []
-        self.fails: dict[RankId, str] = {}
-        self.busy: dict[RankId, asyncio.Event] = {}
-        hooks = Hooks(self.lists.append, self._test, self._idle)
-        self.supervisor = Supervisor(self.launcher, plan, hooks, RealClock(), desired)
-
-    async def _test(self, rank: RankId) -> str:
-        self.tested.append(rank)
-        await asyncio.sleep(0.001)
-        return self.fails.pop(rank, "")
-
-    async def _idle(self, rank: RankId) -> None:
-        if rank in self.busy:
-            await self.busy[rank].wait()
-
-    def members(self) -> dict[RankId, MemberState]:
-        return {m.incarnation.rank: m.state for m in self.lists[-1]} if self.lists else {}
-
-    def serving(self) -> set[RankId]:
-        return {r for r, state in self.members().items() if state is MemberState.SERVING}
-
-    def phase(self, rank: RankId) -> Phase | None:
-        return next((s.phase for s in self.supervisor.states() if s.rank == rank), None)
-
-
-@asynccontextmanager
-async def running(**desired: int) -> AsyncIterator[World]:
-    world = World(**desired)
-    task = asyncio.create_task(world.supervisor.run())
-    try:
-        await world.supervisor.all_serving()
-        yield world
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    assert not world.launcher.up, "something was left running"
 
 
 def test_ranks_join_first_and_serve_when_tested():
@@ -93,7 +47,7 @@ def test_a_killed_rank_leaves_the_list_and_comes_back_as_another_life():
     async def main() -> None:
         async with running(prefill=1, decode=1) as world:
             before = {m.incarnation for m in world.lists[-1]}
-            world.launcher.kill(D0)
+            world.launcher.die(D0)
             await eventually(lambda: D0 not in world.serving())
             await eventually(lambda: D0 in world.serving())
             after = {m.incarnation for m in world.lists[-1]}

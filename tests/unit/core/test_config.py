@@ -26,9 +26,15 @@ PAIR = {"prefill": {}, "decode": {}}
         (PAIR | {"router": {"queue_limit": 0}}, ["queue_limit", "$.router"]),
         (PAIR | {"disagg": {"protocol": "smoke"}}, ["smoke", "$.disagg.protocol"]),
         (PAIR | {"disagg": {"peer_timeout_s": 0}}, ["peer_timeout_s", "$.disagg"]),
+        (PAIR | {"disagg": {"transport": "mooncake_inline"}}, ["peer_timeout_s", "to 8 or more"]),
         (PAIR | {"model": {"source": ""}}, ["model.source", "$.model"]),
         (PAIR | {"model": {"aliases": ["a", ""]}}, ["model.aliases", "$.model"]),
         (PAIR | {"cluster": {"runtime": "slurm"}}, ["slurm", "$.cluster.runtime"]),
+        (PAIR | {"cluster": {"lease": {"renew_s": 0}}}, ["renew_s", "$.cluster.lease"]),
+        (PAIR | {"cluster": {"lease": {"lease_s": 1.5}}}, ["two times renew_s"]),
+        (PAIR | {"cluster": {"lease": {"orphan_s": 10}}}, ["orphan_s must be more than lease_s"]),
+        (PAIR | {"cluster": {"lease": {"stuck_limit_s": 0}}}, ["positive, or off"]),
+        (PAIR | {"cluster": {"lease": {"stuck_limit_s": "no"}}}, ["$.cluster.lease"]),
         ({"prefill": {}}, ["both `prefill` and `decode`"]),
         ({}, ["or `unified` alone"]),
         (PAIR | {"unified": {}}, ["not both"]),
@@ -40,6 +46,13 @@ def test_a_wrong_tree_is_refused_with_its_path(tree, words):
         config.load(tree)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_an_engine_in_the_rank_needs_patient_peers():
+    inline = {"disagg": {"transport": "mooncake_inline", "peer_timeout_s": 8}}
+    patient = PAIR | inline | {"router": {"rank_timeout_s": 8}}
+    assert config.load(patient).disagg.transport == "mooncake_inline"
+    config.load({"unified": {}, "disagg": {"transport": "mooncake_inline"}})
 
 
 def test_groups_come_in_request_order():

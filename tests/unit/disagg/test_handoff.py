@@ -216,10 +216,42 @@ class TestIncoming:
         assert machine.on(stale) == (machine, ())
         assert drive(machine, LastArrived(1, 5))[1] == (StartDecoding(5),)
 
-    def test_an_unquiet_refusal_fails_fences_and_frees_the_peer(self):
-        machine, actions = drive(self.announced(), RefusedHeard(1, BAD, "no", quiet=False))
-        assert actions == (SendCancel(), Fail(BAD, "no"), Fence())
+    def failed(self, generation, why):
+        return RefusedHeard(generation, BAD, why, quiet=False)
+
+    def test_a_failed_write_is_tried_again_after_a_fence(self):
+        machine, actions = drive(self.announced(), self.failed(1, "reset"))
+        assert actions == (Fence(),)
+        assert machine.on(self.failed(1, "reset")) == (machine, ()), "said twice"
+        machine, actions = drive(machine, Fenced())
+        assert actions == (Announce(2),)
+        assert drive(machine, LastArrived(2, 5))[1] == (StartDecoding(5),)
+
+    def test_a_second_failed_write_gives_up_naming_the_first(self):
+        machine, _ = drive(self.announced(), self.failed(1, "reset"), Fenced())
+        machine, actions = drive(machine, self.failed(2, "unreachable"))
+        assert actions == (SendCancel(), Fail(BAD, "reset; then unreachable"), Fence())
         assert machine.phase is IncomingPhase.FENCING
+
+    def test_a_fence_for_another_room_is_no_attempt(self):
+        machine, _ = drive(self.announced(), Fenced(), self.failed(1, "the fence"))
+        _, actions = drive(machine, self.failed(2, "reset"))
+        assert actions == (Fence(),)
+
+    @pytest.mark.parametrize(
+        ("event", "kind", "after"),
+        [
+            (PeerLost("gone"), BAD, Fence()),
+            (RefusedHeard(1, ErrorKind.INVALID, "gone", quiet=True), ErrorKind.INVALID, Release()),
+        ],
+    )
+    def test_whatever_ends_a_second_attempt_the_first_cause_is_told(self, event, kind, after):
+        machine, _ = drive(self.announced(), self.failed(1, "reset"), Fenced())
+        assert drive(machine, event)[1] == (Fail(kind, "reset; then gone"), after)
+
+    def test_a_cancel_after_a_failed_write_ends_with_the_fence_that_is_due(self):
+        machine, _ = drive(self.announced(), self.failed(1, "reset"), Aborted(BAD, "left"))
+        assert drive(machine, Fenced())[1] == (Release(),)
 
     def test_an_answer_from_the_future_is_dropped(self):
         machine = self.announced()
@@ -271,6 +303,11 @@ class TestOutgoing:
         assert actions == ()
         _, actions = drive(machine, Renewed())
         assert actions == (Write(2, 8),)
+
+    def test_the_peer_hears_why_a_write_failed(self):
+        machine, _ = drive(self.claimed(), Computed(8, last=True))
+        _, actions = drive(machine, WriteDone(ok=False, problem="reset"))
+        assert actions == (SendRefused(1, BAD, "a KV write failed: reset", False), Renew())
 
     def test_a_failed_write_and_a_cancel(self):
         machine, actions = drive(self.failing()[0], Cancelled())

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from core.errors import EngineError, RequestError, TransferError
-from core.wire import ErrorKind, pack_ids
+from core.wire import ErrorKind
 from disagg.checksum import digests
-from disagg.geometry import PageGeometry
 from disagg.messages import (
-    Announcement,
     Cancel,
     Declined,
     Done,
@@ -22,92 +20,11 @@ from disagg.messages import (
     to_decode_codec,
     to_prefill_codec,
 )
-from disagg.receiver import Failed, Ready, Receiver, Released
+from disagg.receiver import Failed, Ready, Released
 from disagg.registers import Closed
 from disagg.sender import Sender
-from disagg.transport.base import MemoryRegion
-from disagg.transport.inproc import Fault, Hub, InprocTransport
-
-GEOMETRY = PageGeometry(kind="mla", slot_bytes=(8,), dtype="float32", revision="r1")
-SLOTS = np.arange(4, dtype=np.int32)
-
-
-class Jobs:
-    """Stands in for the writer threads: jobs run when the test says so."""
-
-    def __init__(self):
-        self.waiting = []
-
-    def submit(self, job):
-        future = Future()
-        self.waiting.append((job, future))
-        return future
-
-    def run_one(self, at=0):
-        job, future = self.waiting.pop(at)
-        try:
-            future.set_result(job())
-        except (TransferError, EngineError) as error:
-            future.set_exception(error)
-
-    def run_all(self):
-        while self.waiting:
-            self.run_one()
-
-
-class Side:
-    def __init__(self, hub, decode):
-        self.memory = np.zeros((16, 8), np.uint8)
-        self.bases = (self.memory.ctypes.data,)
-        self.transport = InprocTransport(hub)
-        self.transport.register([MemoryRegion(self.bases[0], self.memory.nbytes)])
-        self.out = []
-        self._decode = decode
-
-    def send(self, peer, data):
-        self.out.append((peer, self._decode(data)))
-
-    def take(self):
-        out, self.out = self.out, []
-        return [message for _, message in out]
-
-
-class Prefill(Side):
-    def __init__(self, hub, geometry=GEOMETRY, check="sample"):
-        super().__init__(hub, to_decode_codec().decode)
-        self.jobs = Jobs()
-        self.wakes = []
-        self.sender = Sender(
-            self.transport,
-            geometry,
-            self.bases,
-            self.send,
-            lambda: self.wakes.append(1),
-            10.0,
-            self.jobs.submit,
-            check,
-        )
-        self.encode = to_prefill_codec().encode
-
-    def hear(self, message, peer="d"):
-        self.sender.on_message(peer, self.encode(message))
-
-    def run(self, now=0.0):
-        closed = []
-        for _ in range(20):
-            self.jobs.run_all()
-            closed += self.sender.poll(now)
-        return closed
-
-
-class Decode(Side):
-    def __init__(self, hub):
-        super().__init__(hub, to_prefill_codec().decode)
-        self.receiver = Receiver(self.transport, GEOMETRY, self.bases, self.send)
-        self.encode = to_decode_codec().encode
-
-    def hear(self, message, peer="p"):
-        self.receiver.on_message(peer, self.encode(message))
+from disagg.transport.inproc import Fault, Hub
+from tests.support.handoff_sides import GEOMETRY, SLOTS, Decode, Prefill, Side, announcement
 
 
 @pytest.fixture
@@ -123,19 +40,6 @@ def prefill(hub):
 @pytest.fixture
 def decode(hub):
     return Decode(hub)
-
-
-def announcement(decode, room=1, generation=1, held=0, pages=SLOTS, rid="r", geometry=GEOMETRY):
-    return Announcement(
-        room=room,
-        rid=rid,
-        generation=generation,
-        held=held,
-        pages=pack_ids(pages),
-        geometry=geometry,
-        address=decode.transport.address,
-        bases=decode.bases,
-    )
 
 
 def test_a_prompt_crosses_in_chunks(prefill, decode):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from core.errors import PreflightError, TransferError
-from disagg.transport import mooncake
 from disagg.transport.base import Copy, MemoryRegion, RegionTable
 from disagg.transport.inproc import Fault, Hub, InprocTransport
+from disagg.transport.mooncake_inline import InlineMooncakeTransport
 
 
 class TestLateWrites:
@@ -74,7 +74,7 @@ def test_a_missing_system_library_names_the_command(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "mooncake.engine", Broken("mooncake.engine"))
     with pytest.raises(PreflightError, match="apt-get install -y libibverbs1"):
-        mooncake.MooncakeTransport("127.0.0.1")
+        InlineMooncakeTransport("127.0.0.1")
 
 
 class FakeEngine:
@@ -105,7 +105,7 @@ def fake(monkeypatch):
 
 def test_a_port_that_was_used_before_is_not_used_again(fake):
     fake.ports += [15001, 15002, 15001, 15002, 15003]
-    transport = mooncake.MooncakeTransport("host")
+    transport = InlineMooncakeTransport("host")
     assert transport.renew() == "host:15002"
     assert transport.renew() == "host:15003"
 
@@ -113,4 +113,4 @@ def test_a_port_that_was_used_before_is_not_used_again(fake):
 def test_a_failed_start_is_seen_in_the_return_code(fake):
     fake.code = -1
     with pytest.raises(TransferError, match="ports 15000 to 17000"):
-        mooncake.MooncakeTransport("host")
+        InlineMooncakeTransport("host")

@@ -5,8 +5,11 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
+from core.rpc.service import STOPPING
 from core.wire import RankId, Role
-from router.replicas import Replicas, Retry
+from router.replicas import Member, MemberState, Replicas, Retry
 from tests.support.eventually import eventually, run_tidy
 from tests.support.fake_ranks import Fleet
 
@@ -156,5 +159,49 @@ def test_a_defect_in_connecting_is_seen(caplog):
         with caplog.at_level(logging.ERROR):
             await eventually(lambda: "no longer connected" in caplog.text)
         await replicas.close()
+
+    run_tidy(main)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "level"),
+    [
+        (MemberState.SERVING, "silent for 8 s", logging.WARNING),
+        (MemberState.DRAINING, "silent for 8 s", logging.INFO),
+        (MemberState.SERVING, f"ABORTED: session ended: {STOPPING}", logging.INFO),
+    ],
+)
+def test_a_loss_is_a_warning_unless_it_was_to_be_expected(caplog, state, reason, level):
+    caplog.set_level(logging.INFO, "router.replicas")
+
+    async def main() -> None:
+        fleet = Fleet()
+        member = fleet.add(Role.UNIFIED)
+        async with watching(fleet) as replicas:
+            await eventually(lambda: replicas.complete)
+            replicas.update([Member(member.incarnation, member.role, state)])
+            fleet.down.add(member.incarnation.rank)
+            fleet.live[0].lose(reason)
+            await eventually(lambda: "is lost" in caplog.text)
+
+    run_tidy(main)
+    (record,) = [r for r in caplog.records if "is lost" in r.getMessage()]
+    assert record.levelno == level
+    assert record.getMessage().endswith(f"is lost: {reason}")
+
+
+def test_why_there_is_no_session_is_known_while_there_is_none():
+    async def main() -> None:
+        fleet = Fleet()
+        rank = fleet.add(Role.UNIFIED).incarnation.rank
+        async with watching(fleet) as replicas:
+            assert replicas.problem(rank) == ""
+            await eventually(lambda: replicas.complete)
+            fleet.down.add(rank)
+            fleet.live[0].lose("silent for 8 s")
+            await eventually(lambda: replicas.problem(rank) == "nobody there")
+            fleet.down.clear()
+            await eventually(lambda: replicas.complete)
+            assert replicas.problem(rank) == ""
 
     run_tidy(main)

@@ -121,6 +121,32 @@ def test_a_failed_test_says_why_and_is_tried_again(script, reason):
     run_tidy(main)
 
 
+def test_everybody_is_told_less_than_operators_are(caplog):
+    """But how two ranks differ: nothing of that names a machine."""
+    differs = "decode/0/0@10.0.0.7:5 said: KV geometry differs: dtype is 'a', 'b'"
+    words = ["the link to 10.0.0.7:5 ended", "the link to 10.0.0.7:5 ended", differs]
+
+    async def main() -> None:
+        streams = FakeStreams(lambda _: [failure(ErrorKind.UNAVAILABLE, words.pop(0))])
+        async with sessions(Fleet()) as replicas:
+            assert (await make_selftest(replicas, streams).ready()).told == (
+                "not every worker is there"
+            )
+        async with sessions(a_pair()) as replicas:
+            selftest = make_selftest(replicas, streams)
+            seen = [await selftest.ready() for _ in range(3)]
+        assert [r.told for r in seen] == [
+            "the self-test failed",
+            "the self-test failed",
+            "the self-test failed: KV geometry differs: dtype is 'a', 'b'",
+        ]
+        assert seen[2].reason == differs
+
+    run_tidy(main)
+    said = [r.getMessage() for r in caplog.records if r.name == "router.selftest"]
+    assert said == ["not ready: the link to 10.0.0.7:5 ended", f"not ready: {differs}"]
+
+
 def test_a_joining_rank_is_tested_with_a_serving_partner_and_nobody_else():
     async def main() -> None:
         fleet, streams = a_pair(), FakeStreams(lambda _: TWO_TOKENS)

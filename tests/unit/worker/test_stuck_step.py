@@ -14,6 +14,7 @@ import pytest
 import worker.loop
 from core.clock import VirtualClock
 from core.errors import RankLost
+from core.lease import Health
 from core.rpc.client import RankClient, SessionPace, ask_dump
 from core.rpc.server import RankServer, ServerLimits
 from tests.support.engines import make_unified
@@ -102,6 +103,10 @@ def test_a_rank_that_hangs_says_where_and_for_whom_and_then_goes_on(monkeypatch,
             (stack,) = [t.stack for t in dump.threads if t.name == "step-loop"]
             assert "wait_for_a_kernel" in stack
 
+            health = it.loop.health()
+            assert (health.step, health.busy_s) == (1, 31.0)
+            assert health.doing.startswith("in 'launch' of step 1 with")
+
             it.dog.look()
             (record,) = [r for r in caplog.records if r.levelno == logging.ERROR]
             assert "of r; its thread is here" in record.getMessage()
@@ -125,6 +130,7 @@ def test_a_rank_that_works_shows_its_last_steps_and_its_queues(monkeypatch):
             client = await RankClient.connect(it.life, "router", pace=QUICK)
             assert await collect(client, "r") == generate(PROMPT, 3)
             await eventually(lambda: it.loop.recorder.busy() is None)
+            assert it.loop.health() == Health(step=3, turn=it.loop.recorder.at[1], busy_s=0.0)
             dump = await ask_dump(it.life)
             assert dump.busy is None
             assert dump.queues is not None

@@ -72,6 +72,20 @@ def test_status_comes_from_the_step_loop_and_has_a_deadline():
     run_tidy(main)
 
 
+def test_a_status_that_is_awaited_when_the_session_ends_is_a_loss_and_no_cancellation():
+    async def main() -> None:
+        async with serving() as rank:
+            client = await RankClient.connect(rank.info.incarnation, "r1")
+            rank.deaf = True
+            asking = asyncio.create_task(client.status())
+            await eventually(lambda: rank.seen(events.StatusAsked))
+            await client.close()
+            with pytest.raises(RankLost, match="the session was closed"):
+                await asking
+
+    run_tidy(main)
+
+
 def test_leaving_a_stream_early_aborts_it():
     async def main() -> None:
         async with serving() as rank:

@@ -181,11 +181,13 @@ def test_a_long_stop_reason():
 
 def test_health_readiness_status_version_and_metrics():
     async def not_ready() -> Readiness:
-        return Readiness(ready=False, reason="no decode worker")
+        return Readiness(ready=False, reason="no session with decode/0/0", told="not all there")
 
     assert get("/health").json() == {"status": "ok"}
     assert get("/ready").json() == {"status": "ready"}
-    assert "no decode worker" in error_of(get("/ready", ready=not_ready), 503)["message"]
+    waiting = get("/ready", ready=not_ready)
+    assert error_of(waiting, 503)["message"] == "not ready: not all there"
+    assert "decode" not in waiting.text  # anybody may ask
     assert get("/status").json() == {"groups": 2}
     assert get("/version").json() == {"version": "1.2.3"}
     page = get("/metrics", sink=PrometheusSink())

@@ -9,6 +9,12 @@ from tests.support.http_calls import CHAT, TEXT, error_of, get, post, sse_events
 DOOR = {"aliases": ("small", "owner/tiny", "small")}
 
 
+@pytest.mark.parametrize("body", [{}, {"model": None}, {"model": ""}])
+def test_no_name_means_the_model_that_is_served(body):
+    for path, rest in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)):
+        assert post(path, rest | body, door=DOOR).json()["model"] == "owner/tiny"
+
+
 @pytest.mark.parametrize(("asked", "echoed"), [("small", "small"), ("owner/tiny",) * 2, ("",) * 2])
 def test_an_answer_carries_the_name_that_was_asked_for(asked, echoed):
     echoed = echoed or "owner/tiny"

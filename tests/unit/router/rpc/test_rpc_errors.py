@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 
 import grpc
 import pytest
 
-from core.errors import EngineError, Overloaded, RequestError, Unavailable
+from core.errors import RequestError
 from core.metrics import PrometheusSink
 from core.wire import ErrorKind
 from router.rpc import errors
@@ -107,17 +108,22 @@ def test_too_many_requests_are_told_when_to_come_back():
 @pytest.mark.parametrize(
     ("raised", "code", "reason"),
     [
-        (Unavailable("no decode worker"), Code.UNAVAILABLE, "UNAVAILABLE"),
-        (EngineError("a defect"), Code.INTERNAL, "INTERNAL_ERROR"),
-        (Overloaded("busy"), Code.RESOURCE_EXHAUSTED, "OVERLOADED"),
-        (RequestError("never"), Code.INVALID_ARGUMENT, "INVALID_REQUEST"),
+        (failure(ErrorKind.UNAVAILABLE, "decode/0 is gone"), Code.UNAVAILABLE, "UNAVAILABLE"),
+        (failure(ErrorKind.INTERNAL, "a defect"), Code.INTERNAL, "INTERNAL_ERROR"),
+        (failure(ErrorKind.OVERLOADED, "room 7"), Code.RESOURCE_EXHAUSTED, "OVERLOADED"),
+        (failure(ErrorKind.INVALID, "room 7"), Code.INVALID_ARGUMENT, "INVALID_REQUEST"),
     ],
 )
 @pytest.mark.parametrize("after_text", [False, True])
-def test_what_a_worker_says_reaches_the_client(raised, code, reason, after_text):
+def test_what_a_worker_says_has_a_status_and_the_id_under_which_the_log_says_more(
+    raised, code, reason, after_text, caplog
+):
     before = [chunk(0, 65)] if after_text else []
     error = fails(asks(), code, lambda _: [*before, raised])
-    assert error.details() == str(raised)
+    assert raised.error.message not in error.details()
+    (found,) = re.findall(r"\(request id (grpc-\w+)\)$", error.details())
+    logged = [r.getMessage() for r in caplog.records if getattr(r, "rid", "") == found]
+    assert raised.error.message in "".join(logged)
     assert reason_of(error) == reason
 
 
@@ -139,15 +145,17 @@ def test_a_defect_of_ours_tells_nothing_of_our_insides(caplog):
         raise ZeroDivisionError("secret")
 
     error = fails(asks(), Code.INTERNAL, broken)
-    assert error.details() == "internal error: the server's log says more"
+    assert error.details().startswith("internal error: the server's log says more (request id ")
     assert "secret" in caplog.text
 
 
 def test_a_long_message_fits_into_the_trailers():
-    error = fails(asks(model="é" * 100_000), Code.NOT_FOUND)
-    assert "does not exist" not in error.details()  # cut before
+    def broken(_):
+        raise RequestError("é" * 100_000)
+
+    error = fails(asks(), Code.INVALID_ARGUMENT, broken)
     assert error.details().endswith("é...")
-    assert reason_of(error) == "MODEL_NOT_FOUND"
+    assert reason_of(error) == "INVALID_REQUEST"
 
 
 def test_a_request_larger_than_the_limit():

@@ -8,8 +8,9 @@ from hypothesis import given, settings, strategies as st
 
 from tests.support import specs
 from tests.support.steps import Row, make_step, scattered
-from worker.attention.base import ATTENTION, LatentUp
+from worker.attention.base import LatentUp
 from worker.attention.cpu import CpuAttention
+from worker.attention.registry import ATTENTION
 from worker.attention.torch_ref import TorchAttention
 from worker.cache.kv_pool import KVPool
 
@@ -87,7 +88,9 @@ class Latent(Sequences):
             latent.append(self.written(self.pool.latent, i, done, done + stop - first))
         step, scale = make_step(step_rows), self.q[0].shape[-1] ** -0.5
         plan = backend.plan(step)
-        return backend.mla(plan, 0, torch.cat(q), torch.cat(latent), backend.pack(self.up), self.pool, scale)
+        return backend.mla(
+            plan, 0, torch.cat(q), torch.cat(latent), backend.pack(self.up), self.pool, scale
+        )
 
 
 def whole(mix):

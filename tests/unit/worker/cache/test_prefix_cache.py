@@ -7,7 +7,7 @@ import pytest
 
 from core.wire import PageAccount
 from tests.support.requests import request
-from worker.cache.prefix_cache import GROWTH, PrefixCache
+from worker.cache.prefix_cache import GROWTH, SLACK, PrefixCache
 from worker.cache.request_table import RequestTable
 from worker.sequence import NO_ROW, Sequence
 
@@ -173,3 +173,48 @@ def test_rows_of_the_request_table_are_taken_and_given_back():
     with pytest.raises(AssertionError, match="twice"):
         table.give_back(1)
     assert table.take() == 1
+
+
+def test_a_full_pool_evicts_beyond_need_and_leaves_scraps_alone():
+    cache = PrefixCache(20 * SLACK, 4, 100)
+    for row in range(15):  # each leaves one free page behind: the last token is never computed
+        one = sequence([1000 * row + i for i in range(21)])
+        cache.begin(one, 20)
+        assert cache.extend(one, 21)
+        one.computed_len = 20
+        cache.release(one)
+    for row in range(15, 63):
+        cache.release(compute(cache, [1000 * row + i for i in range(20)]))
+    assert cache.slots.free == 20
+    prompt = compute(cache, [90_000 + i for i in range(60)])
+    assert slots(cache, prompt) == list(range(60))
+    assert cache.slots.free == 20
+
+
+def test_a_full_pool_still_grows_by_a_stretch():
+    cache = PrefixCache(200, 4, 100)
+    one, other = (compute(cache, [100 * row + i for i in range(20)]) for row in range(2))
+    for row in range(2, 10):
+        cache.release(compute(cache, [100 * row + i for i in range(20)]))
+    assert cache.slots.free == 0
+    for each in (one, other):
+        each.append(7)
+        assert cache.grow(each, 60)
+        assert each.allocated_len == 20 + GROWTH
+
+
+def test_what_grows_goes_on_behind_its_last_page():
+    cache = PrefixCache(100, 5, 100)
+    rows = [
+        compute(cache, [100 * row + i for i in range(n)]) for row, n in enumerate((5, 5, 5, 3, 5))
+    ]
+    first, second, _, fourth, last = rows
+    cache.release(second)
+    cache.release(fourth)
+    cache.flush()  # holes at 5 and 15, and the rest of the pool behind the last
+    last.append(7)
+    assert cache.grow(last, 40)
+    assert slots(cache, last) == list(range(18, 23 + GROWTH))
+    first.append(7)
+    assert cache.extend(first, 8)
+    assert slots(cache, first) == list(range(8))  # three would fit better at 15

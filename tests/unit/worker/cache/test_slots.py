@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from worker.cache.slots import SlotAllocator
+from worker.cache.slots import NOWHERE, SlotAllocator
 
 
 def runs(free: set[int]) -> list[range]:
@@ -27,9 +27,9 @@ class SlotMachine(RuleBasedStateMachine):
         self.slots = SlotAllocator(total)
         self.free = set(range(total))
 
-    @rule(count=st.integers(0, 12))
-    def allocate(self, count: int) -> None:
-        got = self.slots.allocate(count)
+    @rule(count=st.integers(0, 12), after=st.integers(-1, 40) | st.just(NOWHERE))
+    def allocate(self, count: int, after: int) -> None:
+        got = self.slots.allocate(count, after)
         if count > len(self.free):
             assert got is None
             return
@@ -38,8 +38,16 @@ class SlotMachine(RuleBasedStateMachine):
         taken = got.tolist()
         assert len(set(taken)) == count
         assert set(taken) <= self.free
-        if count and (fitting := [run for run in runs(self.free) if len(run) >= count]):
-            assert taken == list(fitting[0][:count])
+        behind = range(after + 1, after + 1 + count)
+        if set(behind) <= self.free and after not in self.free:
+            assert taken == list(behind)
+        elif fitting := [run for run in runs(self.free) if len(run) >= max(count, 1)]:
+            assert taken == list(min(fitting, key=len)[:count])
+        else:
+            lengths = sorted(map(len, runs(self.free)), reverse=True)
+            fewest = next(n for n in range(len(lengths) + 1) if sum(lengths[:n]) >= count)
+            assert len(runs(set(taken))) == fewest
+            assert taken == sorted(taken)
         self.free -= set(taken)
 
     @precondition(lambda self: len(self.free) < self.total)
@@ -89,11 +97,35 @@ def test_a_hole_that_is_too_small_is_left_for_a_smaller_request():
     assert slots.allocate(2).tolist() == [1, 2]
 
 
-def test_without_a_long_enough_run_several_are_taken():
+def test_the_smallest_hole_that_fits_is_taken():
+    slots = SlotAllocator(12)
+    slots.allocate(12)
+    slots.release(ids(0, 1, 2, 3))
+    slots.release(ids(6, 7))
+    assert slots.allocate(2).tolist() == [6, 7]
+
+
+def test_what_grows_goes_on_behind_itself():
     slots = SlotAllocator(10)
     slots.allocate(10)
-    slots.release(ids(9, 0, 4, 2, 5))
-    assert sorted(slots.allocate(5).tolist()) == [0, 2, 4, 5, 9]
+    slots.release(ids(1, 2))
+    slots.release(ids(5, 6, 7))
+    assert slots.allocate(2, after=4).tolist() == [5, 6]  # the hole at 1 would fit better
+
+
+def test_behind_a_slot_where_too_few_are_free_another_place_is_found():
+    slots = SlotAllocator(12)
+    slots.allocate(12)
+    slots.release(ids(4, 5, 8, 9, 10))
+    assert slots.allocate(3, after=3).tolist() == [8, 9, 10]
+
+
+def test_without_a_long_enough_run_the_longest_are_taken():
+    slots = SlotAllocator(12)
+    slots.allocate(12)
+    slots.release(ids(9, 0, 4, 2, 5, 10, 7))
+    assert slots.allocate(4).tolist() == [4, 5, 9, 10]
+    assert slots.allocate(3).tolist() == [0, 2, 7]
     assert slots.free == 0
 
 

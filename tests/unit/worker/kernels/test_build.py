@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from core.errors import PreflightError
-from worker.attention.base import ATTENTION
+from worker.attention.registry import ATTENTION
 from worker.kernels import build, load
 
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.support import tiny_models
 from worker.architectures import read_spec
-from worker.attention.base import ATTENTION
+from worker.attention.registry import ATTENTION
 from worker.cache.kv_pool import KVPool
 from worker.model_spec import ModelSpec
 from worker.models.base import Model

@@ -1,0 +1,117 @@
+"""One engine of the Mooncake Transfer Engine. Imports little: a small process starts with it.
+
+Facts that shaped it, each measured with version 0.3.13 over TCP:
+
+* A batch beyond the queue of its peer fails; so batches are small.
+* An error code does not mean stopped: blocks of a failed batch land later. Only the end of an
+  engine, or of its process, makes sure. Unregistering its memory is not enough for a block that
+  has begun.
+* Ending an engine takes 0.7 to 5 s, and holds the interpreter lock all the while; ending its
+  process takes milliseconds.
+* An engine remembers what it learnt of a peer, and never reaches one that restarted on its old
+  port; a new engine does, and each failed write ends in one. Without that memory
+  (MC_DISABLE_METACACHE) every write asks the peer first, and hangs for minutes when it is frozen.
+* The first write to a frozen peer hangs for 61 s, whatever the time-outs say.
+* It keeps four connections to each peer's engine, also when that is gone.
+* A new engine may get a port that an old one had; a writer's stale address must never come true.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from importlib import import_module
+from typing import Any
+
+from core.env import set_default
+from core.errors import PreflightError, TransferError
+
+BATCH_BLOCKS = 1000  # the engine's own queue holds 1024 for each peer
+PORT_TRIES = 16
+
+DEFAULTS = {
+    "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
+    "MC_TRANSFER_TIMEOUT": "5",  # seconds until a write to a mute peer fails; 30 by default
+    "MC_TCP_PROGRESS_TIMEOUT_SEC": "2",
+    "MC_LOG_LEVEL": "ERROR",
+}
+
+
+class Engine:
+    """One TransferEngine with its registered memory, ended when the last write has left it."""
+
+    def __init__(self, host: str, protocol: str, device: str) -> None:
+        self._raw: Any = _engine_class()()  # opaque: an extension type without stubs
+        code = self._raw.initialize(host, "P2PHANDSHAKE", protocol, device)
+        if code != 0:
+            raise TransferError(
+                f"Mooncake could not start on {host} over {protocol} (code {code}): check that the "
+                "address is this machine's, and that ports 15000 to 17000 are not all taken"
+            )
+        self.address = f"{host}:{self._raw.get_rpc_port()}"
+        self._opened: list[int] = []
+        self._writes = 0
+        self._idle = threading.Condition()
+
+    def register(self, address: int, length: int) -> None:
+        """Open ``length`` bytes at ``address``. Raises TransferError."""
+        code = self._raw.register_memory(address, length)
+        if code != 0:
+            raise TransferError(f"Mooncake could not register {length} bytes (code {code})")
+        self._opened.append(address)
+
+    def enter(self) -> None:
+        """Count a write in, so that ``end`` waits for it."""
+        with self._idle:
+            self._writes += 1
+
+    def leave(self) -> None:
+        with self._idle:
+            self._writes -= 1
+            self._idle.notify_all()
+
+    def write(
+        self, target: str, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]
+    ) -> int:
+        """One batch of lists; the engine's return code, 0 when all is visible to the target."""
+        code: int = self._raw.batch_transfer_sync_write(target, sources, targets, lengths)
+        return code
+
+    def end(self) -> None:
+        """Let nothing more land or be read. Returns when that is so."""
+        with self._idle:
+            self._idle.wait_for(lambda: self._writes == 0)
+        if self._raw is None:
+            return
+        for address in self._opened:
+            self._raw.unregister_memory(address)
+        self._raw = None  # the last reference: ends the engine's threads and connections
+
+
+def fresh_engine(host: str, protocol: str, device: str, used: Collection[str]) -> Engine:
+    """An engine whose address is none of ``used``. Raises PreflightError or TransferError."""
+    # kept until a new address is found, so that theirs are not drawn again
+    repeated: list[Engine] = []
+    for _ in range(PORT_TRIES):
+        engine = Engine(host, protocol, device)
+        if engine.address not in used:
+            for other in repeated:
+                other.end()
+            return engine
+        repeated.append(engine)
+    raise TransferError(f"Mooncake found no unused port on {host}")
+
+
+def _engine_class() -> Any:  # opaque: an extension type without stubs
+    """The TransferEngine class; its defaults have to be set before it is loaded."""
+    for name, value in DEFAULTS.items():
+        set_default(name, value)
+    try:
+        return import_module("mooncake.engine").TransferEngine
+    except ImportError as error:
+        fix = "pip install mooncake-transfer-engine-non-cuda"
+        if "libibverbs" in str(error):
+            fix = "apt-get install -y libibverbs1"
+        elif ".so" in str(error):
+            fix = "apt-get install -y libibverbs1 libnuma1 libcurl4"
+        raise PreflightError(f"Mooncake cannot be loaded ({error}): {fix}") from error
