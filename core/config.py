@@ -108,7 +108,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tokenizer: str = "hf"  # a name in router/text/tokenizer.py
     queue_limit: int = 512  # live choices of all requests; more get 429 with Retry-After
     body_limit_mib: int = 16  # a larger request body gets 413
-    rank_timeout_s: float = 4.5  # a silent rank is lost after this; its steps must be shorter
+    rank_timeout_s: float = 4.5  # a silent rank is lost after this
     reroute_wait_s: float = 30.0  # how long a stream without a complete route waits for one
     max_output_tokens: int = 0  # of one choice; asking for more is refused; 0: the context
     max_choices: int = 128  # of one request: n (or best_of) times prompts

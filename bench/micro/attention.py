@@ -3,7 +3,8 @@
 Prints a markdown table. Decode rows are judged by the memory they read, prompt chunks by the
 products they compute; each as a share of what torch reaches on this machine in the same minute.
 As many layers run as a model has, each with its own scattered slots, so that a step reads memory
-and not the processor's cache (short contexts of few rows may stay in it).
+and not the processor's cache (short contexts of few rows may stay in it). The second table is about
+rows that begin with the same keys: read once for all of them, and once for each.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from worker.attention.base import AttentionBackend, LatentUp
+from worker.attention.cpu import CpuAttention
 from worker.attention.registry import ATTENTION
 from worker.cache.kv_pool import KVPool
 from worker.model_spec import MlaSpec, ModelSpec, RopeSpec
@@ -71,16 +73,21 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``rows`` sequences of ``keys`` tokens, the last ``queries`` of which are new."""
+    """``rows`` sequences of ``keys`` tokens, the last ``queries`` of which are new.
+
+    The first ``common`` of them are the same for all.
+    """
 
     shape: Shape
     rows: int
     keys: int
     queries: int
+    common: int = 0
 
     def step(self) -> ForwardInput:
         order = torch.randperm(SLOTS)
-        slots = order[: self.rows * self.keys].view(self.rows, self.keys)
+        own = order[self.common :][: self.rows * (self.keys - self.common)].view(self.rows, -1)
+        slots = torch.cat((order[: self.common].expand(self.rows, -1), own), dim=1)
         positions = torch.arange(self.keys - self.queries, self.keys).repeat(self.rows)
         tokens = self.rows * self.queries
         return ForwardInput(
@@ -112,6 +119,14 @@ CASES = tuple(
 )
 
 
+# chats behind one system prompt; and rows without a common key, which must not pay for the others
+SHARED = tuple(
+    Case(shape, *size)
+    for shape in (SMOLLM, DEEPSEEK)
+    for size in ((16, 1088, 1, 1024), (16, 1152, 1, 1024), (4, 1120, 1, 1024), (16, 320, 1, 0))
+)
+
+
 def best(run: Callable[[], object], repeats: int) -> float:
     """Seconds of the fastest run, after one to warm up."""
     run()
@@ -134,6 +149,14 @@ def peaks(dtype: torch.dtype, repeats: int) -> tuple[float, float]:
 
 def measure(backend: AttentionBackend, case: Case, dtype: torch.dtype, repeats: int) -> float:
     """Seconds of one layer's attention, KV write included."""
+    run, layers = prepare(backend, case, dtype)
+    return best(run, repeats) / layers
+
+
+def prepare(
+    backend: AttentionBackend, case: Case, dtype: torch.dtype
+) -> tuple[Callable[[], object], int]:
+    """The attention of all layers, and how many they are."""
     one = case.shape.spec(1).kv_numbers_per_token * dtype.itemsize * case.rows * case.keys
     most = 2 * CACHE_BYTES // (case.shape.spec(1).kv_numbers_per_token * dtype.itemsize * SLOTS)
     layers = max(1, min(CACHE_BYTES // one, most, 30))
@@ -158,7 +181,20 @@ def measure(backend: AttentionBackend, case: Case, dtype: torch.dtype, repeats: 
         def layer(index: int) -> object:
             return backend.mha(plan, index, q, k, k, pool, scale)
 
-    return best(lambda: [layer(index) for index in range(layers)], repeats) / layers
+    return lambda: [layer(index) for index in range(layers)], layers
+
+
+def compare(case: Case, dtype: torch.dtype, repeats: int) -> tuple[float, float]:
+    """Seconds of one layer with common keys read once, and once a row; in turns, so that both
+    meet the same machine.
+    """
+    runs = []
+    for share in (True, False):
+        torch.manual_seed(0)  # the same slots for both
+        runs.append(prepare(CpuAttention(share=share), case, dtype))
+    rounds = [[best(run, 1) / layers for run, layers in runs] for _ in range(repeats)]
+    once, each = (min(seconds) for seconds in zip(*rounds, strict=True))
+    return once, each
 
 
 def table(dtype: torch.dtype, repeats: int) -> Iterator[str]:
@@ -181,6 +217,18 @@ def table(dtype: torch.dtype, repeats: int) -> Iterator[str]:
             yield f"| {case.shape.name} | {row} | {name} | {seconds * 1e6:.0f} | {share} |"
 
 
+def shared_table(dtype: torch.dtype, repeats: int) -> Iterator[str]:
+    """The lines of one dtype's table of common keys."""
+    yield f"{dtype}, {torch.get_num_threads()} threads: common keys."
+    yield "\n| heads | rows x (common + own) | read once, µs | once a row, µs | ratio |"
+    yield "|---|---|---:|---:|---:|"
+    for case in SHARED:
+        once, each = compare(case, dtype, repeats)
+        row = f"{case.rows} x ({case.common} + {case.keys - case.common})"
+        micros = f"{once * 1e6:.0f} | {each * 1e6:.0f}"
+        yield f"| {case.shape.name} | {row} | {micros} | {each / once:.2f} |"
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -194,6 +242,10 @@ def main() -> None:
             for line in table(dtype, repeats):
                 print(line)
             print()
+            if "cpu" in ATTENTION.usable():
+                for line in shared_table(dtype, repeats):
+                    print(line)
+                print()
 
 
 if __name__ == "__main__":

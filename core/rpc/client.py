@@ -19,7 +19,7 @@ from core.codec import Codec, to_rank_codec, to_router_codec
 from core.dump import RankDump
 from core.errors import RankLost
 from core.handoffs import HandoffReport
-from core.rpc.link import Outbox, Pulse, converse, explain
+from core.rpc.link import HEARTBEAT, Outbox, Pulse, converse, explain
 from core.rpc.service import CHANNEL_OPTIONS, DUMP, SESSION, STATUS, path
 from core.wire import (
     PROTOCOL_VERSION,
@@ -249,7 +249,8 @@ async def _greet(
 
 
 async def _read(call: Any, incarnation: Incarnation) -> ToRouter:
-    frame = await call.read()
+    while (frame := await call.read()) == HEARTBEAT:
+        pass
     if frame is grpc.aio.EOF:
         raise RankLost(f"{incarnation} ended the session at once")
     return to_router_codec().decode(frame)

@@ -16,6 +16,8 @@ import msgspec
 
 from core.rpc.service import STOPPING
 
+HEARTBEAT = b""  # an empty frame; messages are never empty
+
 
 class Duplex(Protocol):
     """What a grpc.aio call and a servicer context have in common."""
@@ -43,12 +45,12 @@ class Context(Duplex, Protocol):
 class Pulse:
     """When to speak and when to give up. Seconds.
 
-    ``heartbeat`` is sent after ``every_s`` without another frame; None sends nothing.
+    ``heartbeat`` is sent after ``every_s`` without another frame.
     """
 
     every_s: float
     silence_s: float
-    heartbeat: bytes | None
+    heartbeat: bytes
 
 
 class Outbox:
@@ -113,7 +115,8 @@ async def _read(stream: Duplex, on_frame: Callable[[bytes], None], silence_s: fl
                 frame = await stream.read()
             if frame is grpc.aio.EOF:
                 return "the other side ended the stream"
-            on_frame(frame)
+            if frame != HEARTBEAT:
+                on_frame(frame)
     except TimeoutError:
         return f"silent for {silence_s:g} s"
     except msgspec.MsgspecError as error:
@@ -129,8 +132,7 @@ async def _write(stream: Duplex, outbox: Outbox, pulse: Pulse) -> str:
                 async with asyncio.timeout(pulse.every_s):
                     frame = await outbox.next()
             except TimeoutError:
-                if pulse.heartbeat is not None:
-                    await stream.write(pulse.heartbeat)
+                await stream.write(pulse.heartbeat)
                 continue
             await stream.write(frame)
             outbox.written(frame)

@@ -19,13 +19,12 @@ import msgspec
 
 from core.codec import Codec
 from core.rpc.hop import Hop
-from core.rpc.link import Context, Outbox, Pulse, converse, in_order
+from core.rpc.link import HEARTBEAT, Context, Outbox, Pulse, converse, in_order
 from core.rpc.service import CHANNEL_OPTIONS, PEER, STOPPING, path
 from core.wire import PROTOCOL_VERSION, Incarnation
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT = b""  # an empty frame; messages are never empty
 OUTBOX_BYTES = 64 * 2**20  # of unwritten frames: a peer that is further behind is lost
 HELLO_TIMEOUT_S = 5.0
 
@@ -141,8 +140,7 @@ class PeerLinks:
 
     async def _run(self, peer: str, target: Incarnation, outbox: Outbox) -> None:
         def on_frame(frame: bytes) -> None:
-            if frame != HEARTBEAT:
-                self._on_message(peer, frame)
+            self._on_message(peer, frame)
 
         async with grpc.aio.insecure_channel(target.endpoint, options=CHANNEL_OPTIONS) as channel:
             call = channel.stream_stream(path(PEER))()
@@ -182,8 +180,7 @@ class PeerDesk:
         outbox = self._outboxes[peer] = Outbox(OUTBOX_BYTES)
 
         def on_frame(frame: bytes) -> None:
-            if frame != HEARTBEAT:
-                self._on_message(peer, frame)
+            self._on_message(peer, frame)
 
         try:
             reason = await converse(context, outbox, on_frame, self._pace.pulse())

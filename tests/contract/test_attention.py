@@ -42,11 +42,14 @@ class World:
     rows: list[tuple[Row, int]]
 
     @classmethod
-    def make(cls, mix, seed=0):
+    def make(cls, mix, seed=0, common=0):
+        """``common``: so many of the first tokens lie on the same slots in all sequences."""
         slots = [slot for slot in scattered(SLOTS, seed) if slot]  # slot 0 is nobody's
         rows = []
         for before, n in mix:
-            mine, slots = slots[: before + n], slots[before + n :]
+            own = before + n - (common if rows else 0)
+            mine = rows[0][0].slots[:common] if rows else []
+            mine, slots = mine + slots[:own], slots[own:]
             rows.append((Row([0] * (before + n), mine, done=before), n))
         return cls(rows)
 
@@ -68,13 +71,13 @@ def attend(q, k, v):
     return torch.einsum("hn,nhd->hd", scores.softmax(-1), v.double())
 
 
-def check_mha(backend, mix, seed, dtype, kv_heads=2):
+def check_mha(backend, mix, seed, dtype, kv_heads=2, common=0):
     torch.manual_seed(seed)
     spec = specs.dense(heads=6, kv_heads=kv_heads)
     pool = KVPool(spec, SLOTS, dtype)
     for tensor in pool.k + pool.v:
         tensor.normal_()
-    world = World.make(mix, seed)
+    world = World.make(mix, seed, common)
     step = world.step()
     total = len(step.token_ids)
     q = torch.randn(total, 6, 16).to(dtype)
@@ -93,13 +96,13 @@ def check_mha(backend, mix, seed, dtype, kv_heads=2):
         close(out[token], attend(q[token], keys, values), dtype)
 
 
-def check_mla(backend, mix, seed, dtype):
+def check_mla(backend, mix, seed, dtype, common=0):
     torch.manual_seed(seed)
     spec = specs.latent()
     pool = KVPool(spec, SLOTS, dtype)
     for tensor in pool.latent:
         tensor.normal_()
-    world = World.make(mix, seed)
+    world = World.make(mix, seed, common)
     step = world.step()
     total = len(step.token_ids)
     q, latent = torch.randn(total, 4, 24).to(dtype), torch.randn(total, 32).to(dtype)
@@ -136,6 +139,13 @@ def test_mha_with_one_and_with_all_kv_heads(backend, kv_heads):
 @pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
 def test_mla(backend, mix, dtype):
     check_mla(backend, mix, seed=3, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("check", [check_mha, check_mla])
+def test_a_common_prefix(backend, check, dtype):
+    mix = [(280, 1), (300, 1), (270, 3), (270, 30), (259, 1)]
+    check(backend, mix, seed=4, dtype=dtype, common=259)
 
 
 mixes = st.lists(

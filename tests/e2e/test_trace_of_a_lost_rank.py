@@ -47,7 +47,12 @@ async def answered(url: str, kill: int) -> str:
 
 def test_a_killed_decode_rank_ends_its_attempt_and_a_second_one_carries_on(tmp_path: Path):
     path = tmp_path / "spans.jsonl"
-    words = ("cluster.runtime=process", "model.dtype=float32", f"tracing.file={path}")
+    words = (
+        "cluster.runtime=process",
+        "model.dtype=float32",
+        "disagg.local_prefill=off",
+        f"tracing.file={path}",
+    )
 
     def seen(name: str) -> bool:
         return any(s.name == name and s.trace_id == "ab" * 16 for s in read(path.read_text()))

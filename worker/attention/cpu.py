@@ -8,28 +8,18 @@ the form, absorbed or expanded, that costs less for its own length.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int32, Int64
+from jaxtyping import Float, Int32
 from torch import Tensor
 
 from worker.attention.base import LatentUp
+from worker.attention.cpu_plan import CpuPlan, Sequences, Span
 from worker.attention.mla_form import MlaForm, MlaSizes, expands, heads_at_once
 from worker.cache.kv_pool import KVPool
 from worker.kernels.load import missing as missing  # what the registry asks
 from worker.pack import ForwardInput
-
-
-@dataclass(frozen=True, slots=True)
-class CpuPlan:
-    """Shared by all layers of one step."""
-
-    write_slots: Int64[Tensor, "T"]
-    slots: Int64[Tensor, "S"]  # of all sequences, one after the other
-    spans: Int64[Tensor, "B 4"]  # first query, end of queries, first slot, end of slots
-    prompts: tuple[tuple[int, int, int, int], ...]  # the spans with several queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +35,17 @@ class PackedUp:
 
 
 class CpuAttention:
-    """Needs fp32 or bf16. ``mla_form`` fixes the form of MLA prompts; decode rows are absorbed."""
+    """Needs fp32 or bf16. ``mla_form`` fixes the form of MLA prompts; decode rows are absorbed.
 
-    def __init__(self, mla_form: MlaForm = "auto") -> None:
+    ``share``: whether keys and values that sequences have in common are read once for all of them.
+    """
+
+    def __init__(self, mla_form: MlaForm = "auto", *, share: bool = True) -> None:
         self._mla_form = mla_form
+        self._share = share
 
     def plan(self, step: ForwardInput) -> CpuPlan:
-        ends = [0]
-        for kv_len in step.kv_lens:
-            ends.append(ends[-1] + kv_len)
-        starts = step.query_start
-        spans = list(zip(starts, starts[1:], ends, ends[1:], strict=False))
-        return CpuPlan(
-            step.write_slots.contiguous(),
-            torch.cat(step.slots) if step.slots else torch.empty(0, dtype=torch.int64),
-            torch.tensor(spans, dtype=torch.int64).view(-1, 4),
-            tuple(span for span in spans if span[1] - span[0] > 1),
-        )
+        return CpuPlan.of(step, self._share)
 
     def pack(self, up: LatentUp) -> PackedUp:
         pack = torch.ops.antiphon.pack_linear
@@ -80,7 +64,7 @@ class CpuAttention:
         """See AttentionBackend."""
         torch.ops.antiphon.scatter_rows(pool.k[layer], plan.write_slots, k)
         torch.ops.antiphon.scatter_rows(pool.v[layer], plan.write_slots, v)
-        return _attend(q, pool.k[layer], pool.v[layer], plan.spans, plan.slots, scale)
+        return plan.sequences.attend(q, pool.k[layer], pool.v[layer], scale)
 
     def mla(
         self,
@@ -95,62 +79,29 @@ class CpuAttention:
         """See AttentionBackend."""
         cache = pool.latent[layer]
         torch.ops.antiphon.scatter_rows(cache, plan.write_slots, latent)
-        expanded = [span for span in plan.prompts if self._expands(span, up, cache)]
+        expanded = tuple(span for span in plan.prompts if self._expands(span, up, cache))
         if not expanded:
-            return _absorbed(q, cache, up, plan.spans, plan.slots, scale)
+            return _absorbed(q, cache, up, plan.sequences, scale)
         out = q.new_empty(q.shape[0], q.shape[1], up.sizes.value)
         for first, stop, start, end in expanded:
-            paged = cache.index_select(0, plan.slots[start:end])
+            paged = cache.index_select(0, plan.sequences.slots[start:end])
             out[first:stop] = _expanded(q[first:stop], paged, up, scale)
-        _the_rest(out, q, cache, up, plan, expanded, scale)
+        rows, rest = plan.without(expanded)
+        if len(rows):
+            some = _absorbed(q.index_select(0, rows), cache, up, rest, scale)
+            out.index_copy_(0, rows, some)
         return out
 
-    def _expands(self, span: Sequence[int], up: PackedUp, cache: Tensor) -> bool:
+    def _expands(self, span: Span, up: PackedUp, cache: Tensor) -> bool:
         first, stop, start, end = span
         return expands(self._mla_form, stop - first, end - start, up.sizes, cache.shape[1])
-
-
-def _attend(
-    q: Float[Tensor, "n heads dim"],
-    k: Float[Tensor, "slots kv_heads dim"],
-    v: Float[Tensor, "slots kv_heads v_dim"],
-    spans: Int64[Tensor, "B 4"],
-    slots: Int64[Tensor, "S"],
-    scale: float,
-) -> Float[Tensor, "n heads v_dim"]:
-    out: Tensor = torch.ops.antiphon.attention(q, k, v, spans, slots, scale)
-    return out
-
-
-def _the_rest(
-    out: Float[Tensor, "T heads v_dim"],
-    q: Float[Tensor, "T heads nope_rope"],
-    cache: Float[Tensor, "slots latent"],
-    up: PackedUp,
-    plan: CpuPlan,
-    expanded: list[tuple[int, int, int, int]],
-    scale: float,
-) -> None:
-    """Absorbed attention for the sequences that were not expanded, into ``out``."""
-    spans = [span for span in plan.spans.tolist() if tuple(span) not in expanded]
-    rows = [row for first, stop, _, _ in spans for row in range(first, stop)]
-    if not rows:
-        return
-    moved, at = [], 0
-    for first, stop, start, end in spans:
-        moved.append((at, at + stop - first, start, end))
-        at += stop - first
-    index = torch.tensor(rows)
-    some = _absorbed(q.index_select(0, index), cache, up, torch.tensor(moved), plan.slots, scale)
-    out.index_copy_(0, index, some)
 
 
 def _absorbed(
     q: Float[Tensor, "n heads nope_rope"],
     cache: Float[Tensor, "slots latent"],
     up: PackedUp,
-    spans: Int64[Tensor, "B 4"],
-    slots: Int64[Tensor, "S"],
+    sequences: Sequences,
     scale: float,
 ) -> Float[Tensor, "n heads v_dim"]:
     """Queries that score against latents directly: q · (W c) = (q W) · c."""
@@ -159,7 +110,7 @@ def _absorbed(
     torch.ops.antiphon.linear_heads(absorbed[..., :rank], q[..., :nope], up.absorb)
     absorbed[..., rank:] = q[..., nope:]
     shared = cache.unsqueeze(1)  # one key-value head
-    attended = _attend(absorbed, shared, shared[..., :rank], spans, slots, scale)
+    attended = sequences.attend(absorbed, shared, shared[..., :rank], scale)
     out = q.new_empty(q.shape[0], heads, up.sizes.value)
     torch.ops.antiphon.linear_heads(out, attended, up.value)
     return out
@@ -175,7 +126,7 @@ def _expanded(
     nope, rank, heads = up.sizes.nope, up.sizes.rank, q.shape[1]
     keys, head_dim, v_dim = paged.shape[0], q.shape[2], up.sizes.value
     at_once = min(heads, heads_at_once(keys, head_dim))
-    spans, slots = torch.tensor([[0, q.shape[0], 0, keys]]), torch.arange(keys)
+    sequence = Sequences.of([(0, q.shape[0], 0, keys)], torch.arange(keys))
     out = q.new_empty(q.shape[0], heads, v_dim)
     for first in range(0, heads, at_once):
         part = slice(first, min(first + at_once, heads))
@@ -185,5 +136,5 @@ def _expanded(
         k[..., nope:] = paged[:, rank:].unsqueeze(1)  # the rotary key is the same for all heads
         v = q.new_empty(keys, part.stop - first, v_dim)
         torch.ops.antiphon.linear_heads(v, c, up.value[part])
-        out[:, part] = _attend(q[:, part], k, v, spans, slots, scale)
+        out[:, part] = sequence.attend(q[:, part], k, v, scale)
     return out

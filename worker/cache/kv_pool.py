@@ -32,7 +32,7 @@ class KVPool:
         whole = _touched(tokens * self.bytes_per_token // dtype.itemsize, dtype, self._memory)
         blocks = spec.kv_blocks(dtype.itemsize)
         widths = [block.slot_bytes // dtype.itemsize for block in blocks]
-        parts = whole.split([tokens * width for width in widths])
+        parts = torch.split(whole, [tokens * width for width in widths])
         self._blocks = tuple(p.view(tokens, width) for p, width in zip(parts, widths, strict=True))
         numbers = spec.kv_numbers_per_token // spec.layers
         layers = tuple(

@@ -26,7 +26,7 @@ from worker.cache.slots import NOWHERE, SlotAllocator
 from worker.sequence import NO_ROW, Sequence
 
 GROWTH = 16  # slots a decoding sequence takes at once, so that its pages stay consecutive
-SLACK = 64  # one part in so many of the pool is evicted beyond need: scraps need not be used up
+SLACK = 32  # one part in so many of the pool is evicted beyond need: scraps need not be used up
 
 
 @dataclass(frozen=True, slots=True)

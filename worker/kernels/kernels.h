@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace antiphon {
 
@@ -14,7 +15,26 @@ struct Span {
   int64_t first_query, end_query, first_key, end_key;
 };
 
-// Causal attention over pages. Queries of no span are left alone.
+// Keys are taken in blocks of a fixed size, from the start of each sequence. A wide head's block is
+// smaller, so that its tiles stay in the L2 cache.
+constexpr int BLOCK_KEYS = 256;  // at most
+int64_t block_keys(int64_t dim);
+
+// The sequences order[first .. end) have the same slots in their blocks [from, to), and so their
+// keys there are read once for all of them. Every query of theirs sees all of these keys.
+struct PrefixNode {
+  int64_t first, end, from, to;
+};
+
+// A node comes after those that hold its sequences' blocks before `from`, which are complete.
+struct PrefixTree {
+  std::vector<int64_t> order;  // every sequence once, those of a node side by side
+  std::vector<PrefixNode> nodes;
+};
+PrefixTree prefix_tree(const Span* spans, int64_t sequences, const int64_t* slots, int64_t block);
+
+// Causal attention over pages. Queries of no span are left alone. Results are the same bits with
+// and without nodes.
 struct Attention {
   Type type;
   const void* q;       // [T, heads, dim]
@@ -27,6 +47,9 @@ struct Attention {
   int64_t sequences, heads, kv_heads, dim, v_dim;
   float scale;  // > 0
   int threads;
+  const int64_t* order;  // of a PrefixTree; null: the spans' own, and no nodes
+  const PrefixNode* nodes;
+  int64_t node_count;
 };
 void attend(const Attention& call);
 

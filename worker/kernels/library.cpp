@@ -7,6 +7,10 @@
 
 #include <vector>
 
+#include <algorithm>
+#include <limits>
+#include <vector>
+
 #include "kernels.h"
 
 namespace antiphon {
@@ -39,8 +43,9 @@ const int64_t* indices(const Tensor& t, int64_t limit) {
   TORCH_CHECK(t.dim() == 1 && t.scalar_type() == at::kLong && t.is_contiguous(),
               "slots must be contiguous int64");
   const int64_t* slots = t.const_data_ptr<int64_t>();
+  const int64_t count = t.size(0);
   bool outside = false;
-  for (int64_t i = 0; i < t.size(0); ++i) outside |= slots[i] < 0 || slots[i] >= limit;
+  for (int64_t i = 0; i < count; ++i) outside |= slots[i] < 0 || slots[i] >= limit;
   TORCH_CHECK(!outside, "a slot lies outside the pool");
   return slots;
 }
@@ -58,8 +63,56 @@ const Span* spans_of(const Tensor& t, int64_t queries, int64_t keys) {
   return spans;
 }
 
+// Which sequences share which blocks of keys, for heads of `dim` numbers: see PrefixTree.
+std::tuple<Tensor, Tensor> prefix_tree_of(const Tensor& spans, const Tensor& slots, int64_t dim) {
+  const Span* sequences = spans_of(spans, std::numeric_limits<int64_t>::max(), slots.size(0));
+  TORCH_CHECK(slots.dim() == 1 && slots.scalar_type() == at::kLong && slots.is_contiguous(),
+              "slots must be contiguous int64");
+  const PrefixTree tree =
+      prefix_tree(sequences, spans.size(0), slots.const_data_ptr<int64_t>(), block_keys(dim));
+  Tensor order = at::empty({int64_t(tree.order.size())}, spans.options());
+  Tensor nodes = at::empty({int64_t(tree.nodes.size()), 4}, spans.options());
+  std::copy(tree.order.begin(), tree.order.end(), order.mutable_data_ptr<int64_t>());
+  std::copy(tree.nodes.begin(), tree.nodes.end(),
+            static_cast<PrefixNode*>(nodes.mutable_data_ptr()));
+  return {order, nodes};
+}
+
+// A tree must fit to its step: a kernel would read anywhere. Whether slots are really the same is
+// not looked at.
+void set_tree(Attention& call, const std::optional<Tensor>& order,
+              const std::optional<Tensor>& nodes) {
+  if (!order || !nodes) return;
+  TORCH_CHECK(order->dim() == 1 && order->size(0) == call.sequences && nodes->dim() == 2 &&
+                  nodes->size(1) == 4 && order->scalar_type() == at::kLong &&
+                  nodes->scalar_type() == at::kLong && order->is_contiguous() &&
+                  nodes->is_contiguous(),
+              "a tree of this step is needed");
+  call.order = indices(*order, call.sequences);
+  call.nodes = static_cast<const PrefixNode*>(nodes->const_data_ptr());
+  call.node_count = nodes->size(0);
+  const int64_t block = block_keys(call.dim);
+  std::vector<int64_t> done(call.sequences, -1);
+  for (int64_t i = 0; i < call.sequences; ++i) ++done[call.order[i]];
+  bool fits = std::all_of(done.begin(), done.end(), [](int64_t n) { return n == 0; });
+  for (int64_t i = 0; fits && i < call.node_count; ++i) {
+    const PrefixNode& node = call.nodes[i];
+    fits = node.first >= 0 && node.first < node.end && node.end <= call.sequences &&
+           node.from < node.to;
+    for (int64_t place = node.first; fits && place < node.end; ++place) {
+      const Span& span = call.spans[call.order[place]];
+      const int64_t own = span.end_query - span.first_query;
+      fits = done[call.order[place]] == node.from &&
+             node.to <= (span.end_key - span.first_key - own + 1) / block;
+      done[call.order[place]] = node.to;
+    }
+  }
+  TORCH_CHECK(fits, "the tree does not fit to the step");
+}
+
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& spans,
-                 const Tensor& slots, double scale) {
+                 const Tensor& slots, double scale, const std::optional<Tensor>& order,
+                 const std::optional<Tensor>& nodes) {
   check_words(q, q, 3);
   check_words(k, q, 3);
   check_words(v, q, 3);
@@ -67,12 +120,15 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
               "queries, keys and values do not fit together");
   TORCH_CHECK(scale > 0, "scale must be positive");
   Tensor out = at::empty({q.size(0), q.size(1), v.size(2)}, q.options());
-  attend({type_of(q), q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(),
-          out.mutable_data_ptr(),
-          {q.stride(0), q.stride(1)}, {k.stride(0), k.stride(1)}, {v.stride(0), v.stride(1)},
-          spans_of(spans, q.size(0), slots.size(0)), indices(slots, std::min(k.size(0), v.size(0))),
-          spans.size(0), q.size(1), k.size(1), q.size(2), v.size(2),
-          static_cast<float>(scale), at::get_num_threads()});
+  Attention call = {
+      type_of(q), q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(),
+      out.mutable_data_ptr(),
+      {q.stride(0), q.stride(1)}, {k.stride(0), k.stride(1)}, {v.stride(0), v.stride(1)},
+      spans_of(spans, q.size(0), slots.size(0)), indices(slots, std::min(k.size(0), v.size(0))),
+      spans.size(0), q.size(1), k.size(1), q.size(2), v.size(2),
+      static_cast<float>(scale), at::get_num_threads(), nullptr, nullptr, 0};
+  set_tree(call, order, nodes);
+  attend(call);
   return out;
 }
 
@@ -253,8 +309,9 @@ std::tuple<Tensor, Tensor> sample_rows(const Tensor& logits, const Tensor& share
 }  // namespace
 
 TORCH_LIBRARY(antiphon, library) {
-  library.def("attention(Tensor q, Tensor k, Tensor v, Tensor spans, Tensor slots, float scale)"
-              " -> Tensor");
+  library.def("prefix_tree(Tensor spans, Tensor slots, int dim) -> (Tensor order, Tensor nodes)");
+  library.def("attention(Tensor q, Tensor k, Tensor v, Tensor spans, Tensor slots, float scale,"
+              " Tensor? order=None, Tensor? nodes=None) -> Tensor");
   library.def("scatter_rows(Tensor(a!) to, Tensor slots, Tensor rows) -> ()");
   library.def("pack_linear(Tensor weight) -> Tensor");
   library.def("linear(Tensor x, Tensor weight, int outer, Tensor? bias, bool wide) -> Tensor");
@@ -270,6 +327,7 @@ TORCH_LIBRARY(antiphon, library) {
 }
 
 TORCH_LIBRARY_IMPL(antiphon, CPU, library) {
+  library.impl("prefix_tree", &prefix_tree_of);
   library.impl("attention", &attention);
   library.impl("scatter_rows", &scatter_rows);
   library.impl("pack_linear", &pack_weight);

@@ -30,10 +30,10 @@ def draw(logits: Float[Tensor, "vocab"], row: SampleRow) -> Int64[Tensor, ""]:
     # A tensor: torch may multiply by the inverse of a plain number, which is not the same.
     temperature = logits.new_tensor(max(row.params.temperature, COLDEST))
     distance = (logits[best] - logits) / temperature
-    within = (distance <= limit(distance, row.params)).nonzero().squeeze(1)
-    numbers = uniform(row.params.seed, row.position, len(logits), logits.device)[within]
-    log_times = (-torch.log1p(-numbers)).log() + distance[within]
-    return within[log_times.argmin()]
+    numbers = uniform(row.params.seed, row.position, len(logits), logits.device)
+    log_times = torch.log1p(-numbers).neg_().log_().add_(distance)
+    beyond = distance > limit(distance, row.params)
+    return log_times.masked_fill_(beyond, torch.inf).argmin()
 
 
 def limit(distance: Float[Tensor, "vocab"], params: SamplingParams) -> Float[Tensor, ""]:

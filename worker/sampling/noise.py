@@ -8,7 +8,7 @@ vectors of up to 16 blocks give neighbouring tokens. worker/kernels/sampling.cpp
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 from torch import Tensor
 
 BLOCKS, WORDS = 16, 4  # a group of tokens: so many blocks, one after the other
@@ -39,14 +39,10 @@ def philox(counter: Block, key: tuple[int, int]) -> Block:
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        high0, low0 = _multiply(c0, _FACTORS[0])
-        high2, low2 = _multiply(c2, _FACTORS[1])
-        c0, c1, c2, c3 = high2 ^ c1 ^ k0, low2, high0 ^ c3 ^ k1, low0
+        # 32 x 32 bits; the products wrap around in 64, as unsigned ones do
+        product0, product2 = c0 * _FACTORS[0], c2 * _FACTORS[1]
+        c0 = (product2 >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(_MASK)
+        c2 = (product0 >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(_MASK)
+        c1, c3 = product2, product0  # their lower halves: the upper ones go with the next mask
         k0, k1 = (k0 + _STEPS[0]) & _MASK, (k1 + _STEPS[1]) & _MASK
-    return c0, c1, c2, c3
-
-
-def _multiply(a: Int64[Tensor, "n"], factor: int) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
-    """Upper and lower half of 32 x 32 bits; the product wraps around in 64, as unsigned ones do."""
-    product = a * factor
-    return (product >> 32) & _MASK, product & _MASK
+    return c0, c1 & _MASK, c2, c3 & _MASK

@@ -242,6 +242,24 @@ def test_pings_keep_an_idle_session_and_a_silent_rank_is_lost():
     run_tidy(main)
 
 
+def test_a_long_step_is_no_silence():
+    """The rank's event loop speaks for it while the step loop is busy."""
+
+    async def main() -> None:
+        async with serving(ServerLimits(heartbeat_s=0.03)) as rank:
+            client = await RankClient.connect(rank.info.incarnation, "r1", pace=QUICK)
+            rank.deaf = True
+            asked = asyncio.get_running_loop().time()
+            late = asked + 4 * QUICK.rank_timeout_s
+            await eventually(lambda: asyncio.get_running_loop().time() > late)
+            assert client.alive
+            rank.deaf = False
+            assert await tokens(client, "a")
+            await client.close()
+
+    run_tidy(main)
+
+
 def test_closing_a_session_ends_its_streams_without_a_loss():
     async def main() -> None:
         async with serving() as rank:
