@@ -11,8 +11,8 @@ from core.wire import ErrorKind, Int32Array
 from disagg import geometry as layout
 from disagg.events import Aborted, PeerLost
 from disagg.geometry import PageGeometry
-from disagg.handoff import Ending, Outgoing
 from disagg.messages import Announcement
+from disagg.outgoing import Ending, Outgoing
 
 MAX_EARLY = 1024
 MAX_GRAVES = 16384

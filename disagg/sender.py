@@ -41,7 +41,6 @@ from disagg.events import (
     Write,
 )
 from disagg.geometry import PageGeometry
-from disagg.handoff import DECLINED
 from disagg.lock import locked
 from disagg.messages import (
     Announcement,
@@ -54,6 +53,7 @@ from disagg.messages import (
     to_decode_codec,
     to_prefill_codec,
 )
+from disagg.outgoing import DECLINED
 from disagg.registers import Closed, EarlyClaims, Grave, Graveyard, OpenRoom, cause_of
 from disagg.transfers import Transfers
 from disagg.transport.base import KVTransport
@@ -89,13 +89,15 @@ class Sender:
         self._count = HandoffCount()
         self._send = send
         self._claim_timeout_s = claim_timeout_s
-        self._transfers = Transfers(self._copier, self._count, self._clock, self._ended, submit)
         self._wake = wake
         self._lock = threading.RLock()
         self._broken: BaseException | None = None  # on a writer thread; for the owner's
         self._encode = to_decode_codec().encode
         self._decode = to_prefill_codec().decode
         self._rooms: dict[int, OpenRoom] = {}
+        self._transfers = Transfers(
+            self._copier, self._rooms, self._count, self._clock, self._ended, submit
+        )
         self._early = EarlyClaims()
         self._graves = Graveyard()
         self._closed: list[Closed] = []

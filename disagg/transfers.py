@@ -7,7 +7,7 @@ under the sender's lock.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from core.clock import Clock
@@ -24,11 +24,12 @@ RoomEvent = tuple[int, OutgoingEvent]
 
 
 class Transfers:
-    """Counts what they move. ``submit`` replaces the writer threads in tests."""
+    """Counts what they move. ``rooms`` are the live ones; ``submit`` replaces threads in tests."""
 
     def __init__(
         self,
         copier: Copier,
+        rooms: Mapping[int, OpenRoom],
         count: HandoffCount,
         clock: Clock,
         ended: Callable[[], None],
@@ -38,7 +39,7 @@ class Transfers:
         self._count = count
         self._clock = clock
         self._writers = Writers(submit, ended)
-        self._writing: dict[int, OpenRoom] = {}
+        self._rooms = rooms
         self._stale: set[int] = set()  # rooms that wait for a renewal not yet begun
         self._renewing: frozenset[int] = frozenset()  # rooms that the renewal under way serves
 
@@ -48,7 +49,6 @@ class Transfers:
         assert claim is not None, room
         if record.sending_s is None:
             record.sending_s = self._clock.now()
-        self._writing[room] = record
         job = partial(self._copier.copy, claim, record.slots, start, stop)
         self._writers.write(room, claim.address, job)
 
@@ -93,7 +93,7 @@ class Transfers:
         return [(room, Renewed()) for room in served]
 
     def _written(self, room: int, item: Finished) -> WriteDone:
-        record, error = self._writing.pop(room), item.error
+        record, error = self._rooms[room], item.error  # it closes after its last write
         if error is None:
             self._book(record, item.written)
         elif isinstance(error, TransferError):

@@ -90,9 +90,10 @@ class Churn:
         output = self._random.randint(*self._traffic.output)
         waiting = Sequence.of(_request(self._count, ids, output), "router", CONTEXT)
         while not self._fits(waiting):
-            self._step()
+            self._go_on()
         slots = self._admit(waiting)
-        self._step()
+        if self._decodes:
+            self._step()
         return slots
 
     def _fits(self, waiting: Sequence) -> bool:
@@ -110,12 +111,15 @@ class Churn:
         self._running.append(waiting)
         return slots
 
+    def _go_on(self) -> None:
+        """Until there is more room: a decode step, or the end of a prefill rank's oldest."""
+        if self._decodes:
+            self._step()
+        else:
+            self.cache.release(self._running.pop(0))
+
     def _step(self) -> None:
-        """A token for each running sequence; a prefill rank is done with its oldest."""
-        if not self._decodes:
-            if len(self._running) >= self._traffic.running:
-                self.cache.release(self._running.pop(0))
-            return
+        """A token for each running sequence."""
         for sequence in list(self._running):
             sequence.append(self._random.randrange(50_000))
             ended = sequence.output_len >= sequence.params.max_new_tokens

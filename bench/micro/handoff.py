@@ -5,12 +5,12 @@
 
 Two processes on this machine, Mooncake over TCP, the pool of SmolLM2 (30 layers, K and V, 3 heads
 of 64 bf16 numbers: 23,424 bytes a token in six blocks, of which 384 are padding). "raw" is one
-write of one contiguous block of as many bytes by an engine in the same process. A turn of each kind
-follows the other, so that a busy machine slows both. Ours counts from the first push to the decode
-rank's Ready, with the messages over a pipe; raw to the return of the write. Of all turns the
-fastest quarter's slowest counts: medians measure what else the machine does. "under traffic" are
-the slots that such a prompt gets on a prefill and on a decode rank whose pools have long been full
-(bench.micro.churn), another prompt in each turn.
+write of one contiguous block of as many bytes, in the same kind of memory, by an engine in the same
+process. A turn of each kind follows the other, so that a busy machine slows both. Ours counts from
+the first push to the decode rank's Ready, with the messages over a pipe; raw to the return of the
+write. Of all turns the fastest quarter's slowest counts: medians measure what else the machine
+does. "under traffic" are the slots that such a prompt gets on a prefill and on a decode rank whose
+pools have long been full (bench.micro.churn), another prompt in each turn, pushed in chunks.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Pool:
 
     def __init__(self, block_bytes: int, transport: str) -> None:
         self.memory = memory = SharedMemory(SLOTS * GEOMETRY.token_bytes)
-        self.block = np.ones(block_bytes, np.uint8)
+        self.block = SharedMemory(block_bytes)
         starts = np.cumsum((0, *BLOCKS[:-1])) * SLOTS
         self.bases = [memory.address + int(start) for start in starts]
-        self.base = int(self.block.ctypes.data)
+        self.base = self.block.address
         self.transport = TRANSPORTS.load(transport)(HOST)
         self.transport.register([MemoryRegion(memory.address, memory.length, memory.file)])
         self.raw = InlineMooncakeTransport(HOST)
-        self.raw.register([MemoryRegion(self.base, self.block.nbytes)])
+        self.raw.register([MemoryRegion(self.base, block_bytes)])
 
     def close(self) -> None:
         self.transport.close()

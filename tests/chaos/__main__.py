@@ -12,10 +12,7 @@ from tests.chaos.run import arguments
 def main() -> int:
     arguments()  # a wrong one is said before anything is laid out
     with laid_out([host_name(rank) for rank in RANKS]) as hosts:
-        about = [f"--lab={hosts.lab}", f"--names={','.join(hosts.names)}"]
-        return on_head(
-            hosts, "tests.chaos.run", [*sys.argv[1:], *about, f"--problem={hosts.problem}"]
-        )
+        return on_head(hosts, "tests.chaos.run", [*sys.argv[1:], f"--hosts={hosts.words()}"])
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from core.wire import Incarnation, RankId, RankStatus
@@ -12,7 +13,8 @@ from tests.chaos.load import Got
 from tests.chaos.phases import legs
 
 REST_S = 30.0
-IN_USE = 16  # what a fresh rank opens when it is first used: its spare transfer process, links
+CLOSED_S = 10.0  # until a connection is let go of whose peer has closed it
+IN_USE = 32  # what a fresh rank opens when it is first used: its spare transfer process, links
 
 
 def whole(got: Got, reference: Got) -> str:
@@ -47,6 +49,13 @@ def whole_or_excused(got: Got, reference: Got) -> str:
     """The same where no rank may have been left: the stream may have ended, if it says why."""
     if got.status == "UNAVAILABLE" and got.words:
         return beginning(got, reference)
+    return whole(got, reference)
+
+
+def whole_or_full(got: Got, reference: Got) -> str:
+    """The same where the router may have been full when the stream came."""
+    if got.status == "RESOURCE_EXHAUSTED" and got.words and not any(got.tokens):
+        return ""
     return whole(got, reference)
 
 
@@ -103,6 +112,18 @@ async def forgotten(cluster: Cluster, prompt: int, timeout_s: float = REST_S) ->
     except TimeoutError:
         return None
     return cluster.clock.now() - started
+
+
+async def closed(cluster: Cluster, timeout_s: float = CLOSED_S) -> list[str]:
+    """Wait until no rank keeps a connection that its peer has closed; what is kept after that."""
+    kept: Mapping[Incarnation, list[str]] = {}
+    try:
+        async with asyncio.timeout(timeout_s):
+            while any((kept := cluster.half_closed()).values()):  # noqa: ASYNC110 - files of /proc
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        return [f"{life} keeps dead connections to {ends}" for life, ends in kept.items() if ends]
+    return []
 
 
 @dataclass

@@ -12,11 +12,12 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 
-from cluster import model_store
+from cluster import model_store, reconcile
 from cluster.fronts import listen
 from cluster.keeper import LeaseKeeper
 from cluster.plan import Plan, served_model
@@ -34,8 +35,9 @@ from core.rpc.client import ask_dump
 from core.wire import Incarnation, RankId, RankInfo, RankStatus
 from router.admin import add_operations
 from router.replicas import Replica
+from tests.chaos import descriptors
 from tests.chaos.hosts import Hosts
-from tests.chaos.rank import Fault
+from tests.chaos.rank import Fault, port_file
 from tests.support.eventually import eventually
 from tests.support.served import Served
 from worker.architectures import read_spec
@@ -43,12 +45,15 @@ from worker.architectures import read_spec
 REPLICAS = 2  # of each role
 MAX_RUNNING = 16
 QUEUE_LIMIT = 64
-LEASE_S = 20  # a rank that is away for a while is not replaced
+LEASE_S = 14  # a rank that is away for a while is not replaced
+HEALED_S = 4.0  # a rank that has served for so long is started at once when it dies again
+RANK_CONTEXT = 2048  # tokens; the routers let through more, which ranks then refuse
+REROUTES = "antiphon_reroutes_total"
 RANKS = tuple(RankId(group=g, replica=r) for g in ("prefill", "decode") for r in range(REPLICAS))
 SETTINGS = (
     "model.source=tiny-moe",
     "model.dtype=float32",  # a moved stream keeps its tokens to the last bit
-    "model.context_len=2048",
+    f"model.context_len={RANK_CONTEXT}",
     "router.port=0",
     "router.grpc_port=0",
     f"router.queue_limit={QUEUE_LIMIT}",
@@ -57,7 +62,7 @@ SETTINGS = (
     "cluster.runtime=process",
     f"cluster.lease.lease_s={LEASE_S}",
     "cluster.lease.orphan_s=60",
-    "cluster.log_level=error",
+    "cluster.log_level=info",
     *(
         f"{group}.{setting}"
         for group in ("prefill", "decode")
@@ -138,9 +143,23 @@ class Cluster:
         return found
 
     def descriptors(self) -> dict[Incarnation, int]:
-        """Open file descriptors of each rank."""
+        """Open file descriptors of each rank, its transfer processes' included."""
         infos = map(self.info, RANKS)
-        return {i.incarnation: len(list(Path(f"/proc/{i.pid}/fd").iterdir())) for i in infos}
+        return {i.incarnation: sum(map(descriptors.count, _family(i.pid))) for i in infos}
+
+    def half_closed(self) -> dict[Incarnation, list[str]]:
+        """Connections of each rank that their peers have closed, and the rank has not."""
+        found = {}
+        for info in map(self.info, RANKS):
+            ends = map(descriptors.half_closed, _family(info.pid))
+            found[info.incarnation] = list(chain.from_iterable(ends))
+        return found
+
+    def reroutes(self) -> float:
+        """Of the first router, since it started."""
+        page = self.parts.status.metrics().decode()
+        (line,) = [line for line in page.splitlines() if line.startswith(REROUTES)]
+        return float(line.split()[-1])
 
     # --- tormenting -----------------------------------------------------------------------------
 
@@ -157,6 +176,14 @@ class Cluster:
     def thaw(self, rank: RankId, pid: int) -> None:
         self.frozen.discard(rank)
         _signal_family(pid, signal.SIGCONT)
+
+    def keep_port(self, rank: RankId) -> None:
+        """Let a rank come back on the port it has; until ``free_port``."""
+        port = self.info(rank).incarnation.endpoint.rpartition(":")[2]
+        port_file(control(self.controls, rank)).write_text(port, "utf-8")
+
+    def free_port(self, rank: RankId) -> None:
+        port_file(control(self.controls, rank)).unlink()
 
     def cut(self, rank: RankId) -> None:
         self.frozen.add(rank)
@@ -191,8 +218,10 @@ async def running(hosts: Hosts, controls: Path) -> AsyncIterator[Cluster]:
         words = (sys.executable, "-m", "tests.chaos.rank", str(control(controls, spec.rank)))
         return hosts.within(host_name(spec.rank), words)
 
+    reconcile.HEALED_S = HEALED_S  # else it would rest for a minute after four kills
     ports: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
-    async with router(config.router, served_model(plan, 0), folder) as parts:
+    model = msgspec.structs.replace(served_model(plan, 0), context_len=2 * RANK_CONTEXT)
+    async with router(config.router, model, folder) as parts:
         hooks = Hooks(parts.replicas.update, parts.selftest.through, parts.replicas.idle)
         launcher = ProcessLauncher(config.cluster, command)
         keeper = LeaseKeeper(config.cluster.lease, RealClock())
@@ -220,26 +249,36 @@ class SecondRouter:
     """Another router in front of the same ranks, in a process that can be killed."""
 
     def __init__(self, url: str) -> None:
-        self._served = Served(["--join", url], command="router")
+        self._url = url
+        self._served: Served | None = None
 
-    async def ready(self) -> str:
-        """Wait for it; the address of its gRPC front."""
+    async def up(self) -> str:
+        """Start it where it is not there; the address of its gRPC front."""
+        if self._served is None:
+            self._served = Served(["--join", self._url], command="router")
         await asyncio.to_thread(self._served.wait_ready)
         words = next(line for line in self._served.lines if line.startswith("ready: "))
         return words.rstrip().rpartition(" on ")[2]
 
     async def kill(self) -> None:
-        self._served.process.kill()
-        await asyncio.to_thread(self._served.close)
+        if self._served is not None:
+            self._served.process.kill()
+            await asyncio.to_thread(self._served.close)
+            self._served = None
 
 
 def _signal_family(pid: int, number: int) -> None:
     """To a process and its children, of which one may be ending by itself."""
     os.kill(pid, number)
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, file.read_text("utf-8").split()):
-            with suppress(ProcessLookupError):
-                os.kill(child, number)
+    for child in _family(pid)[1:]:
+        with suppress(ProcessLookupError):
+            os.kill(child, number)
+
+
+def _family(pid: int) -> list[int]:
+    """A process, first, and its children."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    return [pid, *(int(child) for file in files for child in file.read_text("utf-8").split())]
 
 
 async def serving_again(cluster: Cluster, timeout_s: float = 120.0) -> None:

@@ -3,63 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from core.wire import RankId
-from tests.chaos import check
-from tests.chaos.cluster import LEASE_S, RANKS, Cluster, SecondRouter
-from tests.chaos.load import Client, Got
-from tests.chaos.phases import Phase, Sighting
+from tests.chaos import check, links
+from tests.chaos.burst import burst as burst_of_requests
+from tests.chaos.cluster import LEASE_S, RANKS
+from tests.chaos.load import Got
+from tests.chaos.phases import Sighting
 from tests.chaos.rank import Fault
+from tests.chaos.scene import AWAY_S, SILENCE_SEEN_S, Fire, Scene
 from tests.support.eventually import eventually
 
-AWAY_S = 8.0  # longer than every time-out: a session's, a peer link's and a KV write's, 4.5 s each
 KILL_SEEN_S = 2.0
-SILENCE_SEEN_S = 6.0
+BACK_S = 60.0  # until a killed rank has a session again
 GRACE_S = 5.0  # until a dead router's requests are gone: 2 s, and the handoffs' end
 
 
-@dataclass
-class Scene:
-    """A request in a phase, with all that an event may do to it."""
-
-    cluster: Cluster
-    client: Client
-    draw: random.Random
-    probe: Got
-    request_id: str
-    seen: Sighting
-    router: SecondRouter | None = None  # through which the probe runs
-    notes: dict[str, float] = field(default_factory=dict)  # seconds, by what they measure
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def prompt(self) -> int:
-        return len(self.probe.ask.prompt)
-
-    async def noticed(self, rank: RankId, within_s: float) -> None:
-        """Measure until the first router has lost its session with a rank."""
-        clock, started = self.cluster.clock, self.cluster.clock.now()
-        try:
-            await eventually(lambda: self.cluster.session(rank) is None, within_s)
-        except TimeoutError:
-            self.problems.append(f"the router has not noticed {rank} within {within_s:g} s")
-        took = clock.now() - started
-        self.notes["noticed"] = max(took, self.notes.get("noticed", 0.0))
-
-    async def forgotten(self, within_s: float) -> None:
-        """Measure until no rank has the request any more."""
-        took = await check.forgotten(self.cluster, self.prompt, within_s)
-        if took is None:
-            self.problems.append(f"ranks still have the request after {within_s:g} s")
-        else:
-            self.notes["forgotten"] = took
-
-
-Fire = Callable[[Scene], Awaitable[None]]
 Verdict = Callable[[Got, Got], str]
 
 
@@ -96,10 +59,31 @@ async def _release_soon(scene: Scene) -> None:
 
 def killed(group: str) -> Fire:
     async def fire(scene: Scene) -> None:
-        rank = _victim(scene, group)
+        rank = scene.victim(group)
         scene.cluster.kill(rank)
         scene.cluster.writes(None)
         await scene.noticed(rank, KILL_SEEN_S)
+
+    return fire
+
+
+def returned(group: str) -> Fire:
+    """Killed, and started again where peers and routers knew another life of it."""
+
+    async def fire(scene: Scene) -> None:
+        cluster, rank = scene.cluster, scene.victim(group)
+        old = cluster.info(rank).incarnation
+        cluster.keep_port(rank)
+        try:
+            cluster.kill(rank)
+            cluster.writes(None)
+            await scene.noticed(rank, KILL_SEEN_S)
+            await eventually(lambda: cluster.session(rank), BACK_S)
+        finally:
+            cluster.free_port(rank)
+        new = cluster.info(rank).incarnation
+        if new.endpoint != old.endpoint or new.nonce == old.nonce:
+            scene.problems.append(f"{new} did not come back as another life of {old}")
 
     return fire
 
@@ -108,13 +92,11 @@ def stopped(group: str) -> Fire:
     """Held writes are let go while their process stands still: they go on when it wakes."""
 
     async def fire(scene: Scene) -> None:
-        rank = _victim(scene, group)
+        rank = scene.victim(group)
         pid = scene.cluster.freeze(rank)
         try:
             scene.cluster.writes(None)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(asyncio.sleep(AWAY_S))
-                tasks.create_task(scene.noticed(rank, SILENCE_SEEN_S))
+            await scene.silence(rank)
         finally:
             scene.cluster.thaw(rank, pid)
 
@@ -125,7 +107,7 @@ def stopped_for_good(group: str) -> Fire:
     """Nobody wakes it: its lease runs out, and it is killed and replaced."""
 
     async def fire(scene: Scene) -> None:
-        rank = _victim(scene, group)
+        rank = scene.victim(group)
         pid = scene.cluster.freeze(rank)
         scene.cluster.writes(None)
         await scene.noticed(rank, SILENCE_SEEN_S)
@@ -138,24 +120,9 @@ def stopped_for_good(group: str) -> Fire:
     return fire
 
 
-def cut_off(group: str) -> Fire:
-    async def fire(scene: Scene) -> None:
-        rank = _victim(scene, group)
-        scene.cluster.cut(rank)
-        try:
-            scene.cluster.writes(None)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(asyncio.sleep(AWAY_S))
-                tasks.create_task(scene.noticed(rank, SILENCE_SEEN_S))
-        finally:
-            scene.cluster.heal(rank)
-
-    return fire
-
-
 async def both_restart(scene: Scene) -> None:
     """One rank of each role, in any order, the second perhaps while the first comes back."""
-    ranks = [_victim(scene, "prefill"), _victim(scene, "decode")]
+    ranks = [scene.victim("prefill"), scene.victim("decode")]
     scene.draw.shuffle(ranks)
     scene.cluster.kill(ranks[0])
     scene.cluster.writes(None)
@@ -177,23 +144,35 @@ async def all_restart(scene: Scene) -> None:
 async def transfer_fails(scene: Scene) -> None:
     """Every write of one prefill rank, for a while; some land late."""
     fault = scene.draw.choice([Fault.FAIL, Fault.LATE])
-    scene.cluster.writes(fault, _victim(scene, "prefill"))
+    scene.cluster.writes(fault, scene.victim("prefill"))
     await asyncio.sleep(1.5)
     scene.cluster.writes(None)
 
 
-# --- the router ---------------------------------------------------------------------------------
+# --- routers, and callers without end -----------------------------------------------------------
 
 
 async def router_killed(scene: Scene) -> None:
-    assert scene.router is not None
+    """Its clients go to the first router, and to itself once it is back: see the stage."""
     await scene.router.kill()
     await _release_soon(scene)
     await scene.forgotten(GRACE_S)
 
 
-def _victim(scene: Scene, group: str) -> RankId:
-    return scene.seen.prefill if group == "prefill" else scene.seen.decode
+async def first_router_stopped(scene: Scene) -> None:
+    """We, who are the first router, the supervisor and all callers; a child wakes us."""
+    scene.cluster.writes(None)
+    words = f"kill -STOP {os.getpid()}; sleep {AWAY_S}; kill -CONT {os.getpid()}"
+    child = await asyncio.create_subprocess_exec("sh", "-c", words)
+    await child.wait()
+
+
+async def burst(scene: Scene) -> None:
+    """More requests than there are places, each whole or asked to come later."""
+    scene.cluster.writes(None)
+    notes, problems = await burst_of_requests(scene.cluster)
+    scene.notes.update(notes)
+    scene.problems += problems
 
 
 # --- the table ----------------------------------------------------------------------------------
@@ -201,15 +180,23 @@ def _victim(scene: Scene, group: str) -> RankId:
 
 @dataclass(frozen=True)
 class Event:
-    """``verdict`` judges the request it was aimed at; all others must come to a good end."""
+    """``verdict`` judges the request it was aimed at, ``others`` all others."""
 
     name: str
     fire: Fire
     verdict: Verdict = check.whole
-    phases: tuple[Phase, ...] = tuple(Phase)
-    cuts: bool = False  # needs namespaces
-    second_router: bool = False
-    excuses: bool = False  # no rank may be left: others too may end with a reason
+    others: Verdict = check.whole
+    groups: tuple[str, ...] = ()  # whose rank it strikes: other requests on that are hit, too
+    needs: str = ""  # "cut": namespaces, "loss": of packets
+    second_router: bool = False  # the request runs through one that may die
+
+
+def victims(event: Event, seen: Sighting) -> set[RankId]:
+    """The ranks it strikes."""
+    if EVERY in event.groups:
+        return set(RANKS)
+    ranks = {"prefill": seen.prefill, "decode": seen.decode}
+    return {rank for group in event.groups if (rank := ranks[group])}
 
 
 def _left(got: Got, reference: Got) -> str:
@@ -224,21 +211,33 @@ def _unreachable(got: Got, reference: Got) -> str:
     return check.ended("UNAVAILABLE", got, reference)
 
 
+EVERY = "every"
+P, D, BOTH = ("prefill",), ("decode",), ("prefill", "decode")
 DEADLINE = "deadline passes"
 EVENTS = (
     Event("client disconnects", disconnect, _left),
     Event("abort by id", abort, check.aborted),
     Event(DEADLINE, deadline, _late),
-    Event("prefill killed", killed("prefill")),
-    Event("prefill stopped and woken", stopped("prefill")),
-    Event("prefill stopped for good", stopped_for_good("prefill")),
-    Event("prefill cut off and healed", cut_off("prefill"), cuts=True),
-    Event("decode killed", killed("decode")),
-    Event("decode stopped and woken", stopped("decode")),
-    Event("decode stopped for good", stopped_for_good("decode")),
-    Event("decode cut off and healed", cut_off("decode"), cuts=True),
-    Event("transfer fails", transfer_fails),
-    Event("both sides restart", both_restart),
-    Event("every rank restarts", all_restart, check.whole_or_excused, excuses=True),
-    Event("router killed", router_killed, _unreachable, second_router=True),
-)
+    Event("prefill killed", killed("prefill"), groups=P),
+    Event("prefill returns on its port", returned("prefill"), groups=P),
+    Event("prefill stopped and woken", stopped("prefill"), groups=P),
+    Event("prefill stopped for good", stopped_for_good("prefill"), groups=P),
+    Event("prefill cut off and healed", links.cut_off("prefill"), groups=P, needs="cut"),
+    Event("decode killed", killed("decode"), groups=D),
+    Event("decode returns on its port", returned("decode"), groups=D),
+    Event("decode stopped and woken", stopped("decode"), groups=D),
+    Event("decode stopped for good", stopped_for_good("decode"), groups=D),
+    Event("decode cut off and healed", links.cut_off("decode"), groups=D, needs="cut"),
+    Event("one way: prefill to decode", links.deaf("prefill", "decode"), needs="cut"),
+    Event("one way: decode to prefill", links.deaf("decode", "prefill"), needs="cut"),
+    Event("one way: router to rank", links.deaf_to_router, needs="cut"),
+    Event("one way: rank to router", links.unheard_by_router, needs="cut"),
+    Event("lossy link", links.lossy, needs="loss"),
+    Event("transfer fails", transfer_fails, groups=P),
+    Event("both sides restart", both_restart, groups=BOTH),
+    Event("every rank restarts", all_restart, check.whole_or_excused, check.whole_or_excused,
+          (EVERY,)),
+    Event("first router stopped and woken", first_router_stopped, groups=(EVERY,)),
+    Event("router killed and restarted", router_killed, _unreachable, second_router=True),
+    Event("burst of 4 x capacity", burst, others=check.whole_or_full, groups=(EVERY,)),
+)  # fmt: skip

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -41,8 +43,14 @@ class Sighting:
     """A request in a phase, and who has it."""
 
     phase: Phase
-    prefill: RankId
+    prefill: RankId | None  # None: no prefill rank has it any more
     decode: RankId
+
+    def hit(self, victims: Collection[RankId]) -> bool:
+        """Whether it is on one of these ranks, or past the role that they all have."""
+        if self.prefill is None and all(v.group == "prefill" for v in victims):
+            return True  # which then must not be disturbed
+        return self.prefill in victims or self.decode in victims
 
 
 def legs(dumps: dict[RankId, RankDump], prompt: int) -> list[Leg]:
@@ -59,6 +67,18 @@ def legs(dumps: dict[RankId, RankDump], prompt: int) -> list[Leg]:
     return found
 
 
+def crowd(dumps: dict[RankId, RankDump], choices: Mapping[int, int]) -> Iterator[Sighting]:
+    """Every request that is in a clear phase. ``choices`` are known by the length of the prompt."""
+    for prompt, n in choices.items():
+        together = defaultdict[str, list[Leg]](list)
+        for leg in legs(dumps, prompt):
+            attempt = leg.sequence.rid.rpartition(".")[0]
+            together[attempt if n == 1 else attempt.rpartition("-")[0]].append(leg)
+        for mine in together.values():
+            if seen := sight(mine, n):
+                yield seen
+
+
 def sight(found: list[Leg], choices: int) -> Sighting | None:
     """The phase of a request, where it is in a clear one."""
     before = [leg for leg in found if leg.rank.group == "prefill"]
@@ -67,13 +87,12 @@ def sight(found: list[Leg], choices: int) -> Sighting | None:
         if sum(map(_decodes, after)) < choices:
             return None
         ranks = [leg.rank for leg in after]
-        return Sighting(Phase.SEVERAL, RankId(group="prefill"), max(ranks, key=ranks.count))
+        return Sighting(Phase.SEVERAL, None, max(ranks, key=ranks.count))
     if not after:
         return None
     decode = after[0]
     if not before:
-        nobody = RankId(group="prefill")
-        return Sighting(Phase.DECODING, nobody, decode.rank) if _decodes(decode) else None
+        return Sighting(Phase.DECODING, None, decode.rank) if _decodes(decode) else None
     phase = _early(before[0], decode)
     return None if phase is None else Sighting(phase, before[0].rank, decode.rank)
 

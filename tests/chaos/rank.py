@@ -1,7 +1,7 @@
 """A rank whose KV writes can be held back or failed: ``python -m tests.chaos.rank CONTROL_FILE``.
 
 Everything else is the product's own process (cluster/rank_process.py). The control file holds one
-word; a missing file is calm.
+word; a missing file is calm. Beside it a file ``port_file`` may say on which port the rank listens.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from cluster.actors import WorkerActor
 from cluster.rank_process import main
 from core.config import RankSpec
 from core.errors import TransferError
+from core.rpc.server import RankServer
 from disagg.transport.base import Copy, KVTransport, MemoryRegion
 
 POLL_S = 0.005
@@ -88,10 +89,28 @@ class FaultyTransport:
                     return  # the target has renewed: nobody minds
 
     def _fault(self) -> str:
-        try:
-            return self._control.read_text("utf-8").strip()
-        except FileNotFoundError:
-            return ""
+        return _word(self._control)
+
+
+def port_file(control: Path) -> Path:
+    """Where the port stands on which a rank comes back; none: any free one."""
+    return control.with_suffix(".port")
+
+
+def _word(file: Path) -> str:
+    try:
+        return file.read_text("utf-8").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _listen_where_asked(file: Path) -> None:
+    bind = RankServer.bind
+
+    def where_asked(server: RankServer, host: str = "127.0.0.1", port: int = 0) -> str:
+        return bind(server, host, int(_word(file) or port))
+
+    RankServer.bind = where_asked  # type: ignore[method-assign]
 
 
 def faulty_rank(control: Path, spec: bytes) -> WorkerActor:
@@ -103,6 +122,7 @@ def faulty_rank(control: Path, spec: bytes) -> WorkerActor:
         inner = MooncakeTransport(rank.host, rank.disagg.protocol, rank.disagg.device)
         return FaultyTransport(inner, control)
 
+    _listen_where_asked(port_file(control))
     return WorkerActor(spec, transport=opened)
 
 

@@ -5,28 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tests.chaos.events import EVENTS
-from tests.chaos.phases import Phase, fits
+from tests.chaos.hosts import Hosts
+from tests.chaos.phases import Phase
+from tests.chaos.schedule import absent, counts, missed, possible, struck
 from tests.chaos.stage import Result
 
-TIMES = ("noticed", "pause", "answered", "forgotten", "all serve", "at rest")
+TIMES = (
+    "noticed", "rerouted", "pause", "answered", "forgotten", "router back", "all serve", "at rest",
+)  # fmt: skip
+SILENT = ("stopped", "cut off", "one way")  # in the names of events that nobody is told of
 
 
 def cell(results: Sequence[Result], event: str, phase: Phase) -> str:
-    """How often it was played in this phase, and whether all was well."""
+    """How often it struck a request in this phase, and whether all was well."""
     mine = [r for r in results if r.event == event]
-    here = [r for r in mine if played(r) is phase]
+    here = [r for r in mine if phase in struck(r)]
     if not here:
-        missed = any(played(r) is None and r.wanted is phase for r in mine)
-        return "missed" if missed else "-"
+        return "missed" if missed(mine, event, phase) else "-"
     bad = sum(bool(r.problems) for r in here)
     return f"{bad} of {len(here)} FAILED" if bad else f"{len(here)}"
-
-
-def played(result: Result) -> Phase | None:
-    """The phase that an event counts for; None where the request was never seen in a clear one."""
-    if result.seen is not None and fits(result.seen, result.wanted):
-        return result.wanted
-    return result.seen
 
 
 def coverage(results: Sequence[Result]) -> str:
@@ -35,6 +32,33 @@ def coverage(results: Sequence[Result]) -> str:
         (event.name, *(cell(results, event.name, phase) for phase in Phase)) for event in EVENTS
     ]
     return table(("event", *(phase.value for phase in Phase)), rows)
+
+
+def not_played(hosts: Hosts) -> list[str]:
+    """One line for each event that cannot be played on these hosts."""
+    return [f"Not played: {name}, because {why}." for name, why in absent(hosts).items()]
+
+
+def short_of(goal: int, results: Sequence[Result], hosts: Hosts) -> list[str]:
+    """One line for each event or cell that was played less often, and why."""
+    done, lines = counts(results), not_played(hosts)
+    for event, phase in possible(hosts):
+        if (often := done[event.name, phase]) < goal:
+            tries = missed(results, event.name, phase)
+            why = f"not seen in the last {tries} tries" if tries else "the time was up"
+            lines.append(f"Played {often} times of {goal}: {event.name}, {phase.value}: {why}.")
+    return lines
+
+
+def detection(results: Sequence[Result]) -> str:
+    """The longest times until a silent loss was noticed, and until a stream was carried on."""
+    words = []
+    for name in ("noticed", "rerouted"):
+        silent = [r for r in results if name in r.notes and any(k in r.event for k in SILENT)]
+        if silent:
+            most = max(silent, key=lambda r: r.notes[name])
+            words.append(f"{name} after {most.notes[name]:.2f} s ({most.event}, {most.wanted})")
+    return f"Silent losses, at most: {', '.join(words)}." if words else "No loss was silent."
 
 
 def times(results: Sequence[Result]) -> str:

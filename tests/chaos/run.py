@@ -8,20 +8,16 @@ import itertools
 import random
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 
 from core import log
 from tests.chaos import report, schedule
-from tests.chaos.burst import burst
 from tests.chaos.cluster import Cluster, running
 from tests.chaos.hosts import Hosts
 from tests.chaos.load import client
-from tests.chaos.phases import Phase
 from tests.chaos.schedule import Cell
 from tests.chaos.stage import Result, Stage
-
-TRIES = 2  # to see a request in the phase that is wanted
 
 
 def say(line: str) -> None:
@@ -31,56 +27,45 @@ def say(line: str) -> None:
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=15.0, help="of the long form")
+    parser.add_argument("--minutes", type=float, default=90.0, help="at most, of the long form")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--short", action="store_true", help="a few events, about 90 s in all")
-    parser.add_argument("--only", default="", help="events whose name has this")
-    parser.add_argument("--lab", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--names", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--problem", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--short", action="store_true", help="a few events, under two minutes")
+    parser.add_argument("--only", default="", help="events whose names have this, or this,...")
+    parser.add_argument("--hosts", type=Hosts.parse, default=Hosts(), help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
 
-async def play(args: argparse.Namespace, hosts: Hosts) -> list[Result]:
+async def play(args: argparse.Namespace) -> list[Result]:
     """Play the schedule; every result, failed or not."""
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="chaos-") as controls:
         async with (
-            running(hosts, Path(controls)) as cluster,
+            running(args.hosts, Path(controls)) as cluster,
             client(cluster.grpc, cluster.clock) as main,
         ):
             stage = Stage(cluster, main, random.Random(args.seed))
-            await stage.learn()
-            for event, phase in _cells(args, hosts, cluster):
-                for _ in range(TRIES):
+            try:
+                await stage.learn()
+                for event, phase in _cells(args, cluster, results):
                     results.append(await stage.play(event, phase))
                     say(_line(results[-1], cluster.clock.now()))
-                    if results[-1].seen is not None:
-                        break
-            results.append(await _burst(cluster, stage))
-            say(_line(results[-1], cluster.clock.now()))
+            finally:
+                await stage.close()
             say(f"file descriptors grew by at most {stage.descriptors.worst} in any life")
     return results
 
 
-def _cells(args: argparse.Namespace, hosts: Hosts, cluster: Cluster) -> Iterable[Cell]:
-    """Until the time is up; a round that covers everything is not cut short by the clock alone."""
+def _cells(args: argparse.Namespace, cluster: Cluster, results: list[Result]) -> Iterator[Cell]:
+    """Until everything was played often enough, or the time is up."""
     if args.short:
-        yield from schedule.short(args.seed, hosts.can_cut)
+        for cell in schedule.short(args.seed, args.hosts):
+            yield cell
+            if results[-1].seen is None:
+                yield cell
         return
     until = cluster.clock.now() + 60 * args.minutes
-    cells = schedule.long(args.seed, hosts.can_cut)
-    for event, phase in itertools.takewhile(lambda _: cluster.clock.now() < until, cells):
-        if args.only in event.name:
-            yield event, phase
-
-
-async def _burst(cluster: Cluster, stage: Stage) -> Result:
-    result = Result("burst of 4 x capacity", Phase.QUEUED, seen=Phase.QUEUED)
-    notes, result.problems = await burst(cluster)
-    result.notes |= notes
-    await stage.settle(result)
-    return result
+    cells = schedule.steered(schedule.possible(args.hosts, args.only), results, args.seed)
+    yield from itertools.takewhile(lambda _: cluster.clock.now() < until, cells)
 
 
 def _line(result: Result, now: float) -> str:
@@ -92,17 +77,19 @@ def _line(result: Result, now: float) -> str:
     return f"{now:9.1f} {result.event} / {result.wanted.value} ({seen}): {verdict} [{notes}]"
 
 
-def summary(results: list[Result], hosts: Hosts) -> str:
+def summary(results: list[Result], args: argparse.Namespace) -> str:
     """The whole report."""
-    parts = ["", report.coverage(results), "", report.times(results), ""]
-    if hosts.problem:
-        parts.append(f"Not played: links cut off, because {hosts.problem}.")
+    parts = ["", report.coverage(results), "", report.times(results), "", report.detection(results)]
+    if not args.short and not args.only:
+        parts += report.short_of(schedule.GOAL, results, args.hosts)
+    else:
+        parts += report.not_played(args.hosts)
     streams = sum(result.streams for result in results)
     failed = report.failures(results)
     excused = sum(result.excused.total() for result in results)
     parts.append(
         f"{len(results)} events, {streams} streams compared (of them {excused} ended early with a"
-        f" reason while no rank was left), {len(failed)} problems."
+        f" reason while no rank or no place was left), {len(failed)} problems."
     )
     parts += failed
     return "\n".join(parts)
@@ -111,9 +98,8 @@ def summary(results: list[Result], hosts: Hosts) -> str:
 def main() -> int:
     args = arguments()
     log.setup("chaos", "error")
-    hosts = Hosts(args.lab, tuple(filter(None, args.names.split(","))), args.problem)
-    results = asyncio.run(play(args, hosts))
-    say(summary(results, hosts))
+    results = asyncio.run(play(args))
+    say(summary(results, args))
     return 1 if report.failures(results) else 0
 
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 from core.wire import RankId
 from tests.chaos import check
-from tests.chaos.cluster import REPLICAS, Cluster, SecondRouter, serving_again
-from tests.chaos.events import DEADLINE, Event, Scene, Verdict
+from tests.chaos.cluster import RANK_CONTEXT, REPLICAS, Cluster, SecondRouter, serving_again
+from tests.chaos.events import DEADLINE, Event, Verdict, victims
 from tests.chaos.load import Ask, Client, Got, client
-from tests.chaos.phases import HELD, Phase, Sighting, legs, reach, sight
+from tests.chaos.phases import HELD, Phase, Sighting, crowd, legs, reach, sight
 from tests.chaos.rank import Fault
+from tests.chaos.scene import Scene
 
 WORKERS = 5  # streams that always run
 ANSWER_S = 20.0  # a new request is answered within this, whatever happens
@@ -32,6 +33,8 @@ PROBES = {
     Phase.DECODING: Ask.drawn("decoding", 6, 104, 400),
     Phase.SEVERAL: Ask.drawn("several", 7, 105, 250, 3),
 }
+# the router lets it through, and every rank refuses it
+TOO_LONG = Ask.drawn("too long", 11, RANK_CONTEXT + 50, 4)
 DEADLINES_S = {
     Phase.QUEUED: 0.6,
     Phase.PREFILLING: 0.7,
@@ -40,9 +43,16 @@ DEADLINES_S = {
     Phase.DECODING: 1.0,
     Phase.SEVERAL: 1.5,
 }
-BACKGROUND = tuple(Ask.drawn("load", i, 20 + 31 * i, 40 + 15 * i) for i in range(8))
+BACKGROUND = (
+    *(Ask.drawn("load", i, 20 + 31 * i, 40 + 15 * i) for i in range(8)),
+    Ask.drawn("load of three", 10, 64, 90, 3),
+    TOO_LONG,
+)
 FRESH = Ask.drawn("fresh", 8, 50, 8)
 FILLER = Ask.drawn("filler", 9, 700, 2)
+ASKS = (*PROBES.values(), *BACKGROUND, FRESH, FILLER)
+CHOICES = {len(ask.prompt): ask.n for ask in ASKS}
+assert len(CHOICES) == len(ASKS), "a request is told by the length of its prompt"
 
 
 @dataclass
@@ -52,10 +62,11 @@ class Result:
     event: str
     wanted: Phase
     seen: Phase | None = None  # None: the request was never seen in the phase
+    hits: frozenset[Phase] = frozenset()  # where other requests were that it struck as well
     notes: dict[str, float] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     streams: int = 0  # compared with the undisturbed run
-    # reasons with which some ended early while no rank was left
+    # reasons with which some ended early while no rank or no place was left
     excused: Counter[str] = field(default_factory=Counter)
 
 
@@ -68,16 +79,15 @@ class Stage:
         self._draw = draw
         self._salts = 0
         self._reference: dict[str, Got] = {}
-        self._second: SecondRouter | None = None
+        self._second = SecondRouter(cluster.url)
         self.descriptors = check.Descriptors()
 
     async def learn(self) -> None:
         """The undisturbed run: what every request says when nothing happens."""
-        asks = (*PROBES.values(), *BACKGROUND, FRESH, FILLER)
-        found = [Got(ask) for ask in asks]
+        found = [Got(ask) for ask in ASKS]
         await asyncio.gather(*(self._client.follow(got, self._salt()) for got in found))
         for got in found:
-            assert not (problem := check.whole(got, got)), problem
+            assert not (problem := _verdict(got, check.whole)(got, got)), problem
             self._reference[_key(got.ask)] = got
         assert not (words := await check.rest(self._cluster)), words
         self._take_descriptors()
@@ -94,7 +104,7 @@ class Stage:
                 self._cluster.writes(None)
                 over.set()
                 await self._end(workers, result)
-        self._judge(load, result, check.whole_or_excused if event.excuses else check.whole)
+        self._judge(load, result, event.others)
         await self.settle(result)
         return result
 
@@ -115,11 +125,14 @@ class Stage:
         if seen is None:
             self._cluster.writes(None)
         else:
+            result.hits = await self._hits(event, seen)
             result.seen, struck = seen.phase, self._cluster.clock.now()
             await self._strike(event, Scene(
                 self._cluster, through, self._draw, probe, request_id, seen, self._second
             ), result, load)  # fmt: skip
         await self._end([running, *fillers], result)
+        if struck and event.second_router:
+            await self._come_back(ask, load, result)
         if struck and probe.status == "OK" and event.verdict is not check.aborted:
             result.notes["pause"] = probe.pause(struck)
         verdict = event.verdict if seen is not None else check.beginning
@@ -138,10 +151,17 @@ class Stage:
             seen = None
             while not running.done():  # the last phase before the end
                 seen = sight(legs(await look(), prompt), ask.n) or seen
-        if seen is not None and seen.prefill == RankId(group="prefill"):  # any will do
+        if seen is not None and seen.prefill is None:  # any will do
             anyone = RankId(group="prefill", replica=self._draw.randrange(REPLICAS))
             seen = dataclasses.replace(seen, prefill=anyone)
         return seen
+
+    async def _hits(self, event: Event, seen: Sighting) -> frozenset[Phase]:
+        if not event.groups:
+            return frozenset()
+        everyone = crowd(await self._cluster.dumps(), CHOICES)
+        struck = victims(event, seen)
+        return frozenset(other.phase for other in everyone if other.hit(struck))
 
     async def _strike(self, event: Event, scene: Scene, result: Result, load: list[Got]) -> None:
         """The fault, and beside it a new request that has to be answered soon."""
@@ -158,6 +178,17 @@ class Stage:
             result.notes["answered"] = took = fresh.arrivals[-1] - struck
             if took > ANSWER_S:
                 result.problems.append(f"a new request was answered after {took:.1f} s")
+
+    async def _come_back(self, ask: Ask, load: list[Got], result: Result) -> None:
+        """What a caller does whose router died: ask the other one, and it again, once it is up."""
+        clock, started = self._cluster.clock, self._cluster.clock.now()
+        elsewhere, again = Got(ask), Got(FRESH)
+        load += elsewhere, again
+        other = asyncio.create_task(self._client.follow(elsewhere, self._salt()))
+        async with client(await self._second.up(), clock) as back:
+            await back.follow(again, self._salt())
+        result.notes["router back"] = clock.now() - started
+        await self._end([other], result)
 
     def _fill(self, load: list[Got]) -> list[asyncio.Task[None]]:
         """Keep both prefill ranks busy for a while."""
@@ -188,10 +219,12 @@ class Stage:
 
     def _judge(self, load: list[Got], result: Result, verdict: Verdict) -> None:
         for got in load:
-            if problem := verdict(got, self._reference[_key(got.ask)]):
+            if problem := _verdict(got, verdict)(got, self._reference[_key(got.ask)]):
                 result.problems.append(problem)
         result.streams += len(load)
-        result.excused.update(got.words for got in load if got.status != "OK")
+        result.excused.update(
+            got.words for got in load if got.status != "OK" and got.ask is not TOO_LONG
+        )
 
     async def settle(self, result: Result) -> None:
         clock = self._cluster.clock
@@ -207,7 +240,12 @@ class Stage:
             result.problems.append(words)
             return
         result.notes["at rest"] = clock.now() - started
+        result.problems += await check.closed(self._cluster)
         result.problems += self._take_descriptors()
+
+    async def close(self) -> None:
+        """End what was started for events."""
+        await self._second.kill()
 
     def _take_descriptors(self) -> list[str]:
         return self.descriptors.took(self._cluster.descriptors())
@@ -218,13 +256,8 @@ class Stage:
         if not event.second_router:
             yield self._client
             return
-        self._second = SecondRouter(self._cluster.url)
-        try:
-            async with client(await self._second.ready(), self._cluster.clock) as second:
-                yield second
-        finally:
-            await self._second.kill()
-            self._second = None
+        async with client(await self._second.up(), self._cluster.clock) as second:
+            yield second
 
     def _salt(self) -> str:
         """Never the same: every prompt is computed and sent."""
@@ -234,3 +267,20 @@ class Stage:
 
 def _key(ask: Ask) -> str:
     return f"{ask.name} {ask.seed}"
+
+
+def _verdict(got: Got, verdict: Verdict) -> Verdict:
+    """The same, but for what no rank can take."""
+    if got.ask is not TOO_LONG:
+        return verdict
+    return _refused if verdict is check.whole else _refused_or_excused
+
+
+def _refused(got: Got, reference: Got) -> str:
+    return check.ended("INVALID_ARGUMENT", got, reference)
+
+
+def _refused_or_excused(got: Got, reference: Got) -> str:
+    """No rank or no place may have been left, so that no rank refused it."""
+    excused = got.status in ("UNAVAILABLE", "RESOURCE_EXHAUSTED") and got.words
+    return "" if excused else _refused(got, reference)

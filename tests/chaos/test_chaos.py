@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
 import subprocess
 import sys
 
@@ -10,12 +13,12 @@ import pytest
 from core.dump import RoomView, SequenceView
 from core.wire import RankId
 from router.rpc.gen import antiphon_pb2 as pb
-from tests.chaos import check, schedule
+from tests.chaos import check, descriptors, report, schedule
+from tests.chaos.hosts import Hosts
 from tests.chaos.load import Ask, Got
-from tests.chaos.phases import Leg, Phase, sight
-from tests.chaos.report import coverage, failures
+from tests.chaos.phases import Leg, Phase, Sighting, sight
 from tests.chaos.stage import Result
-from tests.support.eventually import ROOT
+from tests.support.eventually import ROOT, eventually
 
 SEED = 1
 P, D = RankId(group="prefill"), RankId(group="decode", replica=1)
@@ -107,25 +110,98 @@ def test_several_choices_are_decoding_when_all_are():
     assert sight([*two, two[0]], 3).phase is Phase.SEVERAL
 
 
-def test_the_short_form_has_every_kind_of_fault_and_the_long_one_everything():
-    names = {event.name for event, _ in schedule.short(SEED, can_cut=True)}
+HOSTS = Hosts("lab", ("head",), loss="nft")
+
+
+def test_the_short_form_has_every_kind_of_fault():
+    names = {event.name for event, _ in schedule.short(SEED, HOSTS)}
     assert names == {name for name, _ in schedule.SHORT}
-    cells = schedule.possible(can_cut=True)
-    rounds = schedule.long(SEED, can_cut=True)
-    assert {next(rounds) for _ in cells} == set(cells)
-    assert not any(event.cuts for event, _ in schedule.possible(can_cut=False))
+
+
+def test_what_the_hosts_cannot_do_is_not_played_and_named():
+    assert not schedule.absent(HOSTS)
+    flat = Hosts(problem="network namespaces need root")
+    assert not any(event.needs for event, _ in schedule.possible(flat))
+    shown = "\n".join(report.short_of(0, [], flat))
+    assert "lossy link, because network namespaces need root" in shown
+    calm = Hosts("lab", ("head",), loss_problem="nft is not installed")
+    assert schedule.absent(calm) == {"lossy link": "nft is not installed"}
+
+
+def played(event: str, phase: Phase, *hits: Phase, **more) -> Result:
+    return Result(event, phase, phase, hits=frozenset(hits), **more)
+
+
+def test_the_long_form_plays_what_was_played_least_until_all_was_played_often_enough():
+    cells, results = schedule.possible(HOSTS), list[Result]()
+    for number, (event, phase) in enumerate(schedule.steered(cells, results, SEED)):
+        assert schedule.counts(results)[event.name, phase] == number // len(cells)
+        results.append(played(event.name, phase))
+    assert len(results) == schedule.GOAL * len(cells)
+    assert not report.short_of(schedule.GOAL, results, HOSTS)
+
+
+def test_a_phase_that_is_never_seen_is_given_up_and_named():
+    cells = [c for c in schedule.possible(HOSTS, "abort by id") if c[1] is Phase.QUEUED]
+    results = list[Result]()
+    for event, phase in schedule.steered(cells, results, SEED):
+        results.append(Result(event.name, phase))
+    assert len(results) == schedule.MISSES
+    shown = "\n".join(report.short_of(1, results, HOSTS))
+    assert f"abort by id, queued: not seen in the last {schedule.MISSES} tries" in shown
+
+
+def test_an_event_counts_in_every_phase_in_which_it_struck_a_request():
+    both = played("decode killed", Phase.SENDING, Phase.DECODING, Phase.SENDING)
+    done = schedule.counts([both, both])
+    assert done == {("decode killed", p): 2 for p in (Phase.SENDING, Phase.DECODING)}
+
+
+@pytest.mark.parametrize(
+    ("seen", "struck", "hit"),
+    [
+        (Sighting(Phase.SENDING, P, D), {P}, True),
+        (Sighting(Phase.SENDING, P, D), {RankId(group="prefill", replica=1)}, False),
+        (Sighting(Phase.DECODING, None, D), {D}, True),
+        (Sighting(Phase.DECODING, None, D), {RankId(group="decode")}, False),
+        (Sighting(Phase.DECODING, None, D), {P}, True),  # must not be disturbed
+    ],
+)
+def test_a_request_is_struck_where_its_rank_is_or_its_role_is_past(seen, struck, hit):
+    assert seen.hit(struck) is hit
 
 
 def test_the_report_shows_what_failed_and_what_was_never_reached():
-    good = Result("abort by id", Phase.QUEUED, Phase.QUEUED)
-    bad = Result("abort by id", Phase.WAITING, Phase.WAITING, problems=["a token is missing"])
+    good = played("abort by id", Phase.QUEUED)
+    bad = played("abort by id", Phase.WAITING, problems=["a token is missing"])
     missed = Result("abort by id", Phase.DECODING)
-    shown = coverage([good, bad, missed])
+    shown = report.coverage([good, bad, missed])
     (row,) = [line for line in shown.splitlines() if "abort by id" in line]
     assert [word.strip() for word in row.split("|")[2:8]] == [
         "1", "-", "-", "1 of 1 FAILED", "missed", "-",
     ]  # fmt: skip
-    assert failures([good, bad]) == ["abort by id, waiting (seen: waiting): a token is missing"]
+    failed = report.failures([good, bad])
+    assert failed == ["abort by id, waiting (seen: waiting): a token is missing"]
+
+
+def test_the_report_names_the_longest_detection_of_a_silent_loss():
+    slow = played("prefill killed", Phase.QUEUED, notes={"noticed": 9.0})
+    cut = played("decode cut off and healed", Phase.SENDING, notes={"noticed": 4.6})
+    quick = played("one way: router to rank", Phase.QUEUED, notes={"rerouted": 4.7, "noticed": 1})
+    shown = report.detection([slow, cut, quick])
+    assert "noticed after 4.60 s (decode cut off and healed, sending)" in shown
+    assert "rerouted after 4.70 s (one way: router to rank, queued)" in shown
+
+
+def test_a_connection_counts_that_the_peer_has_closed_and_we_have_not():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        peer, _ = server.accept()
+        before = descriptors.half_closed(os.getpid())
+        peer.close()
+        asyncio.run(eventually(lambda: len(descriptors.half_closed(os.getpid())) > len(before)))
+        ours.close()
+        assert descriptors.half_closed(os.getpid()) == before
 
 
 def test_descriptors_may_grow_by_what_a_rank_opens_at_first_use():

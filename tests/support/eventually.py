@@ -10,11 +10,13 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 
 
-async def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+async def eventually(
+    condition: Callable[[], object], timeout_s: float = 10.0, poll_s: float = 0.002
+) -> None:
     """Return as soon as the condition holds; fail after the time-out."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - conditions of other threads set no asyncio.Event
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(poll_s)
 
 
 def run_tidy(main: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -37,7 +37,8 @@ from disagg.events import (
     Write,
     WriteDone,
 )
-from disagg.handoff import Incoming, IncomingPhase, Outgoing, OutgoingPhase
+from disagg.handoff import Incoming, IncomingPhase
+from disagg.outgoing import Outgoing, OutgoingPhase
 
 BAD = ErrorKind.UNAVAILABLE
 generations = st.integers(1, 3)
@@ -262,16 +263,56 @@ class TestOutgoing:
     def claimed(self, held=2):
         return drive(Outgoing(), Claimed(1, held))[0]
 
-    def test_chunks_are_written_one_at_a_time_from_what_is_held(self):
+    def test_chunks_are_written_two_at_a_time_from_what_is_held(self):
         machine, actions = drive(self.claimed(), Computed(4, last=False))
         assert actions == (Write(2, 4),)
         machine, actions = drive(machine, Computed(6, last=False))
+        assert actions == (Write(4, 6),)
+        machine, actions = drive(machine, Computed(7, last=False), Computed(8, last=False))
         assert actions == ()
-        machine, actions = drive(machine, Computed(8, last=False))
         machine, actions = drive(machine, WriteDone(ok=True))
-        assert actions == (Write(4, 8),)
-        machine, actions = drive(machine, WriteDone(ok=True), Computed(8, last=True))
+        assert actions == (Write(6, 8),)
+        assert machine.sent == 2, "which of the two returned is not known"
+        machine, actions = drive(machine, Computed(8, last=True), WriteDone(ok=True))
+        assert actions == ()
+        machine, actions = drive(machine, WriteDone(ok=True))
         assert actions == (SendDone(1), ReleasePages(True, ""))
+        assert machine.on(WriteDone(ok=True)) == (machine, ())
+
+    def two(self):
+        return drive(self.claimed(), Computed(4, last=False), Computed(8, last=True))[0]
+
+    @pytest.mark.parametrize("first", [True, False])
+    def test_of_two_writes_one_fails_and_nothing_of_both_counts(self, first):
+        machine, actions = drive(self.two(), WriteDone(ok=first, problem="" if first else "reset"))
+        assert actions == ()
+        machine, actions = drive(machine, WriteDone(ok=not first, problem="reset" if first else ""))
+        assert actions == (SendRefused(1, BAD, "a KV write failed: reset", False), Renew())
+        _, actions = drive(machine, Claimed(2, 2), Renewed())
+        assert actions == (Write(2, 8),)
+
+    def test_after_a_failure_no_write_joins_the_one_in_flight(self):
+        machine, _ = drive(self.claimed(), Computed(4, last=False), Computed(6, last=False))
+        _, actions = drive(machine, WriteDone(ok=False), Computed(8, last=True))
+        assert actions == ()
+
+    def test_no_write_joins_one_of_an_older_announcement(self):
+        machine, _ = drive(self.claimed(), Computed(4, last=False), Claimed(2, 2))
+        machine, actions = drive(machine, Computed(8, last=True))
+        assert actions == ()
+        assert drive(machine, WriteDone(ok=True))[1] == (Write(4, 8),)
+
+    @pytest.mark.parametrize("ok", [True, False])
+    def test_a_cancel_waits_for_both_writes(self, ok):
+        machine, actions = drive(self.two(), Cancelled(), WriteDone(ok=ok))
+        assert actions == ()
+        machine, actions = drive(machine, WriteDone(ok=True))
+        if not ok:
+            assert actions == (SendRefused(1, BAD, "a KV write failed", False), Renew())
+            machine, actions = drive(machine, Renewed())
+            assert machine.over
+        else:
+            assert actions == (SendQuiet(), ReleasePages(False, "the decode rank cancelled"))
 
     def test_a_declined_room_closes_at_once_whatever_is_computed(self):
         for before in ((), (Computed(4, last=False),), (Computed(8, last=True),)):

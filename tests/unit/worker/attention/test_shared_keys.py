@@ -181,15 +181,16 @@ def test_every_shared_block_is_found(dim, tree):
 @given(
     words=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=2, max_size=9),
     torn=st.lists(st.integers(0, 20_000), max_size=3),
+    n=st.integers(1, 3),
 )
-def test_slots_are_compared_to_the_last(words, torn):
-    """Blocks may agree in their ends and differ in between."""
+def test_slots_are_compared_to_the_last(words, torn, n):
+    """Blocks may agree in their ends and differ in between, or end in queries that see less."""
     pieces = [torch.arange(256) + 1000 * letter for word in words for letter in word]
     slots = torch.cat(pieces)
     for place in torn:
         slots[place % len(slots)] = 7000
     ends = torch.tensor([0, *(256 * len(word) for word in words)]).cumsum(0).tolist()
-    spans = [(i, i + 1, start, end) for i, (start, end) in enumerate(pairwise(ends))]
+    spans = [(n * i, n * (i + 1), start, end) for i, (start, end) in enumerate(pairwise(ends))]
     found = torch.ops.antiphon.prefix_tree(torch.tensor(spans), slots, 64)
     assert blocks_of(found, spans) == shared_blocks(spans, slots, 256)
 
