@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
 
 import httpx
 
@@ -37,7 +38,11 @@ async def burst(cluster: Cluster) -> tuple[dict[str, float], list[str]]:
     return notes, list(_problems(answers, served, refused))
 
 
-def _problems(answers, served, refused):
+def _problems(
+    answers: Sequence[httpx.Response],
+    served: Sequence[httpx.Response],
+    refused: Sequence[httpx.Response],
+) -> Iterator[str]:
     if len(served) < CAPACITY:  # other streams have places, too
         yield f"only {len(served)} of {QUEUE_LIMIT} places were used"
     if not refused:

@@ -62,7 +62,7 @@ SETTINGS = (
     "cluster.runtime=process",
     f"cluster.lease.lease_s={LEASE_S}",
     "cluster.lease.orphan_s=60",
-    "cluster.log_level=info",
+    "cluster.log_level=error",
     *(
         f"{group}.{setting}"
         for group in ("prefill", "decode")

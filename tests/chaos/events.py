@@ -15,7 +15,7 @@ from tests.chaos.cluster import LEASE_S, RANKS
 from tests.chaos.load import Got
 from tests.chaos.phases import Sighting
 from tests.chaos.rank import Fault
-from tests.chaos.scene import AWAY_S, SILENCE_SEEN_S, Fire, Scene
+from tests.chaos.scene import AWAY_S, Fire, Scene
 from tests.support.eventually import eventually
 
 KILL_SEEN_S = 2.0
@@ -110,7 +110,7 @@ def stopped_for_good(group: str) -> Fire:
         rank = scene.victim(group)
         pid = scene.cluster.freeze(rank)
         scene.cluster.writes(None)
-        await scene.noticed(rank, SILENCE_SEEN_S)
+        await scene.silence(rank)
         try:
             await eventually(lambda: not Path(f"/proc/{pid}").exists(), LEASE_S + GRACE_S)
         except TimeoutError:

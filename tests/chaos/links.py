@@ -27,7 +27,7 @@ def deaf(source: str, target: str) -> Fire:
     """What one rank of the request sends to the other is lost, and only that."""
 
     async def fire(scene: Scene) -> None:
-        names = host_name(scene.victim(source)), host_name(scene.victim(target)); import sys; sys.stderr.write(f"DIAG {names}\n")
+        names = host_name(scene.victim(source)), host_name(scene.victim(target))
         scene.cluster.hosts.deafen(*names)
         try:
             scene.cluster.writes(None)

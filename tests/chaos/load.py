@@ -106,7 +106,7 @@ class Client:
 
     async def abort(self, request_id: str) -> bool:
         answer = await self._stub.Abort(pb.AbortRequest(request_id=request_id))
-        return answer.found
+        return bool(answer.found)
 
 
 @asynccontextmanager

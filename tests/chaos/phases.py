@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -114,7 +114,12 @@ def _decodes(leg: Leg) -> bool:
     return leg.sequence.state == "running" and leg.sequence.output >= DECODED
 
 
-async def reach(look, prompt: int, choices: int, phase: Phase, timeout_s: float) -> Sighting | None:
+Look = Callable[[], Awaitable[dict[RankId, RankDump]]]
+
+
+async def reach(
+    look: Look, prompt: int, choices: int, phase: Phase, timeout_s: float
+) -> Sighting | None:
     """Wait until the request is in the phase; None where it never was seen in it."""
     try:
         async with asyncio.timeout(timeout_s):

@@ -110,7 +110,7 @@ def _listen_where_asked(file: Path) -> None:
     def where_asked(server: RankServer, host: str = "127.0.0.1", port: int = 0) -> str:
         return bind(server, host, int(_word(file) or port))
 
-    RankServer.bind = where_asked  # type: ignore[method-assign]
+    RankServer.bind = where_asked  # type: ignore[method-assign,assignment]
 
 
 def faulty_rank(control: Path, spec: bytes) -> WorkerActor:

@@ -70,7 +70,8 @@ def _cells(args: argparse.Namespace, cluster: Cluster, results: list[Result]) ->
 
 def _line(result: Result, now: float) -> str:
     notes = ", ".join(f"{name} {value:.2f}" for name, value in result.notes.items())
-    seen = "never seen" if result.seen is None else result.seen.value
+    also = sorted(result.hits - {result.seen})
+    seen = "never seen" if result.seen is None else ", ".join((result.seen, *also))
     verdict = "; ".join(result.problems) or "ok"
     if result.excused:
         verdict += f" but for {dict(result.excused)}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from core.wire import RankId
 from tests.chaos import check
-from tests.chaos.cluster import RANK_CONTEXT, REPLICAS, Cluster, SecondRouter, serving_again
+from tests.chaos.cluster import RANK_CONTEXT, RANKS, REPLICAS, Cluster, SecondRouter, serving_again
 from tests.chaos.events import DEADLINE, Event, Verdict, victims
 from tests.chaos.load import Ask, Client, Got, client
 from tests.chaos.phases import HELD, Phase, Sighting, crowd, legs, reach, sight
@@ -23,6 +23,7 @@ WORKERS = 5  # streams that always run
 ANSWER_S = 20.0  # a new request is answered within this, whatever happens
 END_S = 60.0  # every stream has ended after this
 REACH_S = 8.0
+LET_GO_S = 10.0
 
 # (prompt length, output tokens, choices): the lengths tell probes apart in dumps
 PROBES = {
@@ -240,8 +241,19 @@ class Stage:
             result.problems.append(words)
             return
         result.notes["at rest"] = clock.now() - started
-        result.problems += await check.closed(self._cluster)
+        result.problems += await self._let_go(result)
         result.problems += self._take_descriptors()
+
+    async def _let_go(self, result: Result) -> list[str]:
+        """A rank keeps connections to an engine that is gone until it meets the next one: a few
+        requests later there are none. What it keeps after that.
+        """
+        until = self._cluster.clock.now() + LET_GO_S
+        while (kept := check.dead_connections(self._cluster)) and self._cluster.clock.now() < until:
+            few = [Got(FRESH) for _ in RANKS]
+            await asyncio.gather(*(self._client.follow(got, self._salt()) for got in few))
+            self._judge(few, result, check.whole)
+        return kept
 
     async def close(self) -> None:
         """End what was started for events."""
