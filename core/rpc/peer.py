@@ -41,7 +41,7 @@ class PeerHello(msgspec.Struct, frozen=True, kw_only=True):
 class LinkPace:
     """Seconds between heartbeats, and of silence after which a link is lost."""
 
-    heartbeat_s: float = 1.0
+    heartbeat_s: float = 0.4
     silence_s: float = 5.0
 
     def pulse(self) -> Pulse:
