@@ -6,6 +6,8 @@ Transfers pay by the stretch: with a tensor for each layer they would pay ten ti
 
 from __future__ import annotations
 
+import mmap
+
 import torch
 from torch import Tensor
 
@@ -70,5 +72,9 @@ class KVPool:
 def _touched(numbers: int, dtype: torch.dtype, memory: SharedMemory | None) -> Tensor:
     if memory is not None:
         return torch.frombuffer(memory.buffer, dtype=dtype)
-    # torch.zeros may take untouched pages from the system, which then run out while serving
-    return torch.empty(numbers, dtype=dtype).zero_()
+    # mapped here and not by torch, which does not ask for huge pages; and touched, because
+    # untouched pages may run out while serving
+    own = mmap.mmap(-1, max(1, numbers * dtype.itemsize), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        own.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(own, dtype=dtype, count=numbers).zero_()

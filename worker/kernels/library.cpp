@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <torch/library.h>
 
 #include <vector>
@@ -11,6 +12,7 @@
 #include <limits>
 #include <vector>
 
+#include "huge.h"
 #include "kernels.h"
 
 namespace antiphon {
@@ -161,8 +163,10 @@ Tensor pack_weight(const Tensor& weight) {
   const int64_t matrices = all.size(0), outer = all.size(1), inner = all.size(2);
   const Type type = type_of(all);
   TORCH_CHECK(type == Type::FP32 || inner % 2 == 0, "a bfloat16 row must have an even length");
-  Tensor out =
-      at::empty({matrices, packed_words(type, outer, inner)}, all.options().dtype(at::kInt));
+  const int64_t words = packed_words(type, outer, inner);
+  const std::shared_ptr<void> piece = huge_piece(4 * matrices * words);
+  Tensor out = at::from_blob(
+      piece.get(), {matrices, words}, [piece](void*) {}, all.options().dtype(at::kInt));
   pack_linear({type, all.const_data_ptr(), static_cast<uint32_t*>(out.mutable_data_ptr()),
                {all.stride(0), all.stride(1), all.stride(2)}, matrices, outer, inner,
                at::get_num_threads()});
