@@ -26,7 +26,6 @@ constexpr int MOST_ROWS = 6;  // 12 of 16
 constexpr int64_t BLOCK_CHUNKS = 4;  // chunks of rows that meet a panel while it is in the cache
 constexpr int64_t TASKS = 12;        // for each thread
 constexpr int64_t SERIAL_WORDS = 8 * 1024;
-constexpr int AHEAD = 24 * PANEL;  // words of the panel that are fetched before they are needed
 
 int64_t quotient(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
 int64_t panels(int64_t outer) { return quotient(outer, PANEL); }
@@ -46,14 +45,22 @@ void pack_rows(const uint32_t* const* rows, int R, int64_t words, uint32_t* to) 
   }
 }
 
+// Some words of the next panel, which are fetched while this one is multiplied: all chunks of a
+// block fetch a part each, so that memory is read all the time and not during the first one alone.
+struct Ahead {
+  const uint32_t* from;
+  int step;  // words, for each word of the inner index
+};
+
 template <class T, int R>
-void multiply(const uint32_t* x, const uint32_t* panel, int64_t words, Floats (*out)[PANEL_VECTORS]) {
+void multiply(const uint32_t* x, const uint32_t* panel, int64_t words, Ahead ahead,
+              Floats (*out)[PANEL_VECTORS]) {
   Floats sums[R][PANEL_VECTORS] = {};
-  for (int64_t w = 0; w < words; ++w, x += R, panel += PANEL) {
+  for (int64_t w = 0; w < words; ++w, x += R, panel += PANEL, ahead.from += ahead.step) {
     Words b[PANEL_VECTORS];
     for (int v = 0; v < PANEL_VECTORS; ++v) {
       b[v] = load_words(panel + v * LANES);
-      __builtin_prefetch(panel + AHEAD + v * LANES);
+      __builtin_prefetch(ahead.from + v * LANES, 0, 2);  // to the L2 cache
     }
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < PANEL_VECTORS; ++v) sums[r][v] = T::multiply_add(sums[r][v], x[r], b[v]);
@@ -118,7 +125,7 @@ class Product {
       const Block& block = blocks[task / groups];
       const int64_t first = task % groups * group;
       for (int64_t p = first; p < std::min(first + group, panels_); ++p)
-        for (int64_t c = block.first; c < block.last; ++c) piece(memory_.chunks[c], p);
+        for (int64_t c = block.first; c < block.last; ++c) piece(block, c, p);
     });
   }
 
@@ -155,9 +162,13 @@ class Product {
     pack_rows(rows, chunk.rows, words_, x_ + chunk.at);
   }
 
-  void piece(const Chunk& chunk, int64_t panel) const {
+  void piece(const Block& block, int64_t index, int64_t panel) const {
+    const Chunk& chunk = memory_.chunks[index];
     const int64_t column = panel * PANEL, count = std::min<int64_t>(PANEL, call_.outer - column);
     const uint32_t* weight = call_.weight + (chunk.part * panels_ + panel) * words_ * PANEL;
+    const int64_t chunks = block.last - block.first, mine = words_ / chunks * PANEL;
+    const Ahead ahead = {weight + words_ * PANEL + (index - block.first) * mine,
+                         int(PANEL / chunks)};
     Floats bias[PANEL_VECTORS] = {};
     if (call_.bias) {
       const auto* from = static_cast<const typename T::Element*>(call_.bias) + column;
@@ -168,7 +179,7 @@ class Product {
     with_count(chunk.rows, [&](auto rows) {
       constexpr int R = decltype(rows)::value;
       Floats y[R][PANEL_VECTORS];
-      multiply<T, R>(x_ + chunk.at, weight, words_, y);
+      multiply<T, R>(x_ + chunk.at, weight, words_, ahead, y);
       for (int r = 0; r < R; ++r, to += call_.out_stride) {
         if (call_.bias)
           for (int v = 0; v < PANEL_VECTORS; ++v) y[r][v] += bias[v];
