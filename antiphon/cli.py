@@ -11,6 +11,7 @@ from antiphon import bench_command, model_command, plan_command, remote, words
 from core.errors import OperatorError
 
 OPERATOR_ERROR = 2
+INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"antiphon: {error}", file=sys.stderr)
         return OPERATOR_ERROR
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     return code
 
 
@@ -118,7 +119,10 @@ def _serve(args: argparse.Namespace) -> int:
 
     from cluster.serve import serve
 
-    asyncio.run(serve(config, _say))
+    try:
+        asyncio.run(serve(config, _say))
+    except asyncio.CancelledError:  # SIGTERM while it started
+        return INTERRUPTED
     return 0
 
 

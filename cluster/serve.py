@@ -37,13 +37,14 @@ _WHERE = {"ray": "on Ray", "process": "as processes", "local": "in this process"
 
 
 async def serve(config: ClusterConfig, say: Say) -> None:
-    """Serve until cancelled (SIGINT, SIGTERM). Raises OperatorError when it cannot start.
+    """Serve until stopped (SIGINT, SIGTERM); while it starts, both cancel it.
 
-    ``say`` gets a line for each step of starting and stopping.
+    Raises OperatorError when it cannot start. ``say`` gets a line for each step of starting and
+    stopping.
     """
     started = RealClock().now()
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
+    if task := asyncio.current_task():  # for SIGINT asyncio.run does so, unless it is ignored
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     config = resolve_paths(resolve_dtype(config, cpu()), Path.cwd())
     folder = model_store.resolve(config.model.source, say)
     for warning in preflight.check(config, folder):

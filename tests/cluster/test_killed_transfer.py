@@ -61,7 +61,8 @@ def test_the_same_tokens_come_out_and_the_room_is_not_given_up(side):
             await eventually(lambda: wire.ends[side].pid != before)
             report = await pair.transfers(Role.DECODE)
             assert report.failed == {}
-            assert report.retries >= 1
+            # a sender that sees the death before it writes needs no second try
+            assert report.retries >= (side is Role.DECODE)
             assert report.checked == 2
             await pair.at_rest()
 

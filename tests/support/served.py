@@ -129,6 +129,8 @@ class Served:
 @contextmanager
 def started(*words: str) -> Iterator[Served]:
     """A server that has just been told to start; the caller stops it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as under nohup; it would inherit that
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     served = Served(words)
     try:
         yield served
