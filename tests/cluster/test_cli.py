@@ -82,6 +82,12 @@ def test_a_signal_while_ranks_start_leaves_nothing(number):
         assert "Traceback" not in served.log
 
 
+def test_sigterm_ends_a_start_where_interrupts_are_ignored():
+    with started(*MOE, interrupts=False) as served:
+        served.wait_for("starting on Ray")
+        assert served.stop(signal.SIGTERM) == 130, served.log
+
+
 def test_a_terminated_server_stops_in_order():
     with started("cpu", *MOE, "cluster.runtime=local") as served:
         served.wait_ready()

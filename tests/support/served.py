@@ -127,11 +127,17 @@ class Served:
 
 
 @contextmanager
-def started(*words: str) -> Iterator[Served]:
-    """A server that has just been told to start; the caller stops it."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as under nohup; it would inherit that
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    served = Served(words)
+def started(*words: str, interrupts: bool = True) -> Iterator[Served]:
+    """A server that has just been told to start; the caller stops it.
+
+    Without ``interrupts`` it starts with SIGINT ignored, as under nohup.
+    """
+    inherited = signal.default_int_handler if interrupts else signal.SIG_IGN
+    before = signal.signal(signal.SIGINT, inherited)
+    try:
+        served = Served(words)
+    finally:
+        signal.signal(signal.SIGINT, before)
     try:
         yield served
     finally:
