@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from core.dump import RankDump
 from core.wire import Incarnation, RankId, RankStatus
 from router.rpc.gen import antiphon_pb2 as pb
 from tests.chaos.cluster import RANKS, Cluster
 from tests.chaos.load import Got
 from tests.chaos.phases import legs
+
+Verdict = Callable[[Got, Got], str]  # a stream and the undisturbed one: its problem, or empty
 
 REST_S = 30.0
 IN_USE = 16  # what a fresh rank opens when it is first used: its spare transfer process, links
@@ -57,6 +61,16 @@ def whole_or_full(got: Got, reference: Got) -> str:
     return whole(got, reference)
 
 
+def whole_or(verdict: Verdict) -> Verdict:
+    """The same where the end that ``verdict`` wants may have come first."""
+
+    def either(got: Got, reference: Got) -> str:
+        problem = verdict(got, reference)
+        return problem and whole(got, reference) and problem
+
+    return either
+
+
 def aborted(got: Got, reference: Got) -> str:
     """The problem of a stream that was to be aborted by id."""
     if got.status != "OK" or set(got.finish) != {pb.FINISH_REASON_ABORT}:
@@ -100,16 +114,24 @@ async def rest(cluster: Cluster, timeout_s: float = REST_S) -> str:
     return ""
 
 
-async def forgotten(cluster: Cluster, prompt: int, timeout_s: float = REST_S) -> float | None:
-    """Seconds until no rank that answers knows of the request; None where it never was so."""
+async def forgotten(
+    cluster: Cluster, prompts: Collection[int], timeout_s: float = REST_S
+) -> float | None:
+    """Seconds until no rank that answers knows of requests with prompts of these lengths; None
+    where it never was so.
+    """
     started = cluster.clock.now()
     try:
         async with asyncio.timeout(timeout_s):
-            while legs(await cluster.dumps(), prompt):  # noqa: ASYNC110 - asked over RPC
+            while _known(await cluster.dumps(), prompts):  # noqa: ASYNC110 - asked over RPC
                 await asyncio.sleep(0.02)
     except TimeoutError:
         return None
     return cluster.clock.now() - started
+
+
+def _known(dumps: dict[RankId, RankDump], prompts: Collection[int]) -> bool:
+    return any(legs(dumps, prompt) for prompt in prompts)
 
 
 def dead_connections(cluster: Cluster) -> list[str]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.wire import RankId
 from tests.chaos import check, links
+from tests.chaos.aims import Aim
 from tests.chaos.burst import burst as burst_of_requests
 from tests.chaos.cluster import LEASE_S, RANKS
 from tests.chaos.load import Got
-from tests.chaos.phases import Sighting
 from tests.chaos.rank import Fault
 from tests.chaos.scene import AWAY_S, Fire, Scene
 from tests.support.eventually import eventually
@@ -23,27 +21,26 @@ BACK_S = 60.0  # until a killed rank has a session again
 GRACE_S = 5.0  # until a dead router's requests are gone: 2 s, and the handoffs' end
 
 
-Verdict = Callable[[Got, Got], str]
-
-
 # --- callers ------------------------------------------------------------------------------------
 
 
 async def disconnect(scene: Scene) -> None:
-    scene.probe.leave()
+    for got in scene.struck.values():
+        got.leave()
     await _release_soon(scene)
     await scene.forgotten(GRACE_S)
 
 
 async def abort(scene: Scene) -> None:
-    if not await scene.client.abort(scene.request_id):
-        scene.problems.append("the router does not know the request that is to be aborted")
+    asked = (scene.client.abort(got.request_id) for got in scene.struck.values())
+    if not all(await asyncio.gather(*asked)):
+        scene.problems.append("the router does not know a request that is to be aborted")
     await _release_soon(scene)
     await scene.forgotten(GRACE_S)
 
 
 async def deadline(scene: Scene) -> None:
-    """It has passed already; the stage watched the request until then."""
+    """They have passed already; the stage watched the requests until then."""
     await _release_soon(scene)
     await scene.forgotten(GRACE_S)
 
@@ -180,23 +177,30 @@ async def burst(scene: Scene) -> None:
 
 @dataclass(frozen=True)
 class Event:
-    """``verdict`` judges the request it was aimed at, ``others`` all others."""
+    """``verdict`` judges the requests that were aimed at, ``others`` all others.
+
+    Where it is aimed at requests, with a caller or a router, that is every one of the stage's own
+    in a clear phase; where at ranks or links, it does the same to each request.
+    """
 
     name: str
     fire: Fire
-    verdict: Verdict = check.whole
-    others: Verdict = check.whole
-    groups: tuple[str, ...] = ()  # whose rank it strikes: other requests on that are hit, too
+    aim: Aim
+    verdict: check.Verdict = check.whole
+    others: check.Verdict = check.whole
     needs: str = ""  # "cut": namespaces, "loss": of packets
-    second_router: bool = False  # the request runs through one that may die
 
+    @property
+    def unclear(self) -> check.Verdict:
+        """Of a request of the stage's own that was in no clear phase."""
+        if self.aim is Aim.ROUTER or self.name == DEADLINE:
+            return check.whole_or(self.verdict)
+        return check.whole if self.aim is Aim.CALLER else self.verdict
 
-def victims(event: Event, seen: Sighting) -> set[RankId]:
-    """The ranks it strikes."""
-    if EVERY in event.groups:
-        return set(RANKS)
-    ranks = {"prefill": seen.prefill, "decode": seen.decode}
-    return {rank for group in event.groups if (rank := ranks[group])}
+    @property
+    def second_router(self) -> bool:
+        """Whether its requests run through a router that may die."""
+        return self.aim is Aim.ROUTER
 
 
 def _left(got: Got, reference: Got) -> str:
@@ -211,33 +215,32 @@ def _unreachable(got: Got, reference: Got) -> str:
     return check.ended("UNAVAILABLE", got, reference)
 
 
-EVERY = "every"
-P, D, BOTH = ("prefill",), ("decode",), ("prefill", "decode")
+P, D = Aim.PREFILL, Aim.DECODE
 DEADLINE = "deadline passes"
 EVENTS = (
-    Event("client disconnects", disconnect, _left),
-    Event("abort by id", abort, check.aborted),
-    Event(DEADLINE, deadline, _late),
-    Event("prefill killed", killed("prefill"), groups=P),
-    Event("prefill returns on its port", returned("prefill"), groups=P),
-    Event("prefill stopped and woken", stopped("prefill"), groups=P),
-    Event("prefill stopped for good", stopped_for_good("prefill"), groups=P),
-    Event("prefill cut off and healed", links.cut_off("prefill"), groups=P, needs="cut"),
-    Event("decode killed", killed("decode"), groups=D),
-    Event("decode returns on its port", returned("decode"), groups=D),
-    Event("decode stopped and woken", stopped("decode"), groups=D),
-    Event("decode stopped for good", stopped_for_good("decode"), groups=D),
-    Event("decode cut off and healed", links.cut_off("decode"), groups=D, needs="cut"),
-    Event("one way: prefill to decode", links.deaf("prefill", "decode"), needs="cut"),
-    Event("one way: decode to prefill", links.deaf("decode", "prefill"), needs="cut"),
-    Event("one way: router to rank", links.deaf_to_router, needs="cut"),
-    Event("one way: rank to router", links.unheard_by_router, needs="cut"),
-    Event("lossy link", links.lossy, needs="loss"),
-    Event("transfer fails", transfer_fails, groups=P),
-    Event("both sides restart", both_restart, groups=BOTH),
-    Event("every rank restarts", all_restart, check.whole_or_excused, check.whole_or_excused,
-          (EVERY,)),
-    Event("first router stopped and woken", first_router_stopped, groups=(EVERY,)),
-    Event("router killed and restarted", router_killed, _unreachable, second_router=True),
-    Event("burst of 4 x capacity", burst, others=check.whole_or_full, groups=(EVERY,)),
+    Event("client disconnects", disconnect, Aim.CALLER, _left),
+    Event("abort by id", abort, Aim.CALLER, check.aborted),
+    Event(DEADLINE, deadline, Aim.CALLER, _late),
+    Event("prefill killed", killed("prefill"), P),
+    Event("prefill returns on its port", returned("prefill"), P),
+    Event("prefill stopped and woken", stopped("prefill"), P),
+    Event("prefill stopped for good", stopped_for_good("prefill"), P),
+    Event("prefill cut off and healed", links.cut_off("prefill"), P, needs="cut"),
+    Event("decode killed", killed("decode"), D),
+    Event("decode returns on its port", returned("decode"), D),
+    Event("decode stopped and woken", stopped("decode"), D),
+    Event("decode stopped for good", stopped_for_good("decode"), D),
+    Event("decode cut off and healed", links.cut_off("decode"), D, needs="cut"),
+    Event("one way: prefill to decode", links.deaf("prefill", "decode"), Aim.LINK, needs="cut"),
+    Event("one way: decode to prefill", links.deaf("decode", "prefill"), Aim.LINK, needs="cut"),
+    Event("one way: router to rank", links.deaf_to_router, Aim.EITHER, needs="cut"),
+    Event("one way: rank to router", links.unheard_by_router, Aim.EITHER, needs="cut"),
+    Event("lossy link", links.lossy, Aim.EITHER, needs="loss"),
+    Event("transfer fails", transfer_fails, P),
+    Event("both sides restart", both_restart, Aim.BOTH),
+    Event("every rank restarts", all_restart, Aim.EVERYTHING, check.whole_or_excused,
+          check.whole_or_excused),
+    Event("first router stopped and woken", first_router_stopped, Aim.EVERYTHING),
+    Event("router killed and restarted", router_killed, Aim.ROUTER, _unreachable),
+    Event("burst of 4 x capacity", burst, Aim.EVERYTHING, others=check.whole_or_full),
 )  # fmt: skip

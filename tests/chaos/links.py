@@ -40,13 +40,13 @@ def deaf(source: str, target: str) -> Fire:
 
 async def deaf_to_router(scene: Scene) -> None:
     """A rank hears nothing of the first router and its supervisor, who hear it."""
-    rank = _either(scene)
+    rank = scene.victim(scene.role)
     await _deaf(scene, rank, HEAD, host_name(rank))
 
 
 async def unheard_by_router(scene: Scene) -> None:
     """The first router and its supervisor hear nothing of a rank, which hears them."""
-    rank = _either(scene)
+    rank = scene.victim(scene.role)
     await _deaf(scene, rank, host_name(rank), HEAD)
 
 
@@ -63,15 +63,10 @@ async def _deaf(scene: Scene, rank: RankId, source: str, target: str) -> None:
 
 async def lossy(scene: Scene) -> None:
     """Everything a rank sends and gets is slower, nothing else."""
-    name = host_name(_either(scene))
+    name = host_name(scene.victim(scene.role))
     scene.cluster.hosts.wear(name)
     try:
         scene.cluster.writes(None)
         await asyncio.sleep(AWAY_S)
     finally:
         scene.cluster.hosts.mend(name)
-
-
-def _either(scene: Scene) -> RankId:
-    """A rank of the request."""
-    return scene.victim(scene.draw.choice(["prefill", "decode"]))

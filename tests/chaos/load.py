@@ -59,6 +59,7 @@ class Got:
     words: str = ""
     arrivals: list[float] = field(default_factory=list)  # when messages came
     call: Any = None
+    request_id: str = ""  # the caller's; empty: the router gives it one
 
     def __post_init__(self) -> None:
         self.tokens = [[] for _ in range(self.ask.n)]
@@ -88,11 +89,10 @@ class Client:
         self._stub = antiphon_pb2_grpc.AntiphonStub(channel)
         self._clock = clock
 
-    async def follow(
-        self, got: Got, salt: str, request_id: str = "", timeout_s: float | None = None
-    ) -> None:
+    async def follow(self, got: Got, salt: str, timeout_s: float | None = None) -> None:
         """Run one stream to its end, whatever that is."""
-        got.call = self._stub.Generate(got.ask.message(salt, request_id), timeout=timeout_s)
+        message = got.ask.message(salt, got.request_id)
+        got.call = self._stub.Generate(message, timeout=timeout_s)
         try:
             async for message in got.call:
                 got.take(message, self._clock.now())

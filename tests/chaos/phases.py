@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from core.dump import RankDump, RoomView, SequenceView
 from core.wire import RankId
+from tests.chaos.load import Ask
 
-POLL_S = 0.01
 DECODED = 8  # output tokens after which a request counts as decoding
+LEFT = 60  # fewer tokens to come: it may have ended when the fault strikes
 
 
 class Phase(StrEnum):
@@ -44,13 +44,36 @@ class Sighting:
 
     phase: Phase
     prefill: RankId | None  # None: no prefill rank has it any more
-    decode: RankId
+    decode: RankId  # which has most of its choices
+    decodes: frozenset[RankId] = frozenset()  # which have others
+    prompt: int = 0  # its length, which tells who it is
 
     def hit(self, victims: Collection[RankId]) -> bool:
         """Whether it is on one of these ranks, or past the role that they all have."""
         if self.prefill is None and all(v.group == "prefill" for v in victims):
             return True  # which then must not be disturbed
-        return self.prefill in victims or self.decode in victims
+        return self.prefill in victims or self.decoded_by(victims)
+
+    def between(self, prefill: RankId, decode: RankId) -> bool:
+        """Whether its KV goes from one to the other, or went to the other from anywhere."""
+        return self.prefill in (None, prefill) and self.decoded_by([decode])
+
+    def decoded_by(self, ranks: Collection[RankId]) -> bool:
+        """Whether one of these ranks has a choice of it, or will have it."""
+        return not self.decodes.union([self.decode]).isdisjoint(ranks)
+
+
+def covered(wanted: Phase, aimed: Sighting, hit: Iterable[Sighting]) -> frozenset[Phase]:
+    """The phases that a fault counts for: each request that it hits counts for one.
+
+    ``aimed`` is one of them, and counts for ``wanted``. With a write in flight a request that is
+    prefilling counts as sending, unless another one does.
+    """
+    often = Counter(seen.phase for seen in hit if seen is not aimed)
+    phases = {wanted, *often}
+    if often[Phase.SENDING] > (wanted is not Phase.SENDING):
+        phases.add(Phase.PREFILLING)
+    return frozenset(phases)
 
 
 def legs(dumps: dict[RankId, RankDump], prompt: int) -> list[Leg]:
@@ -67,34 +90,40 @@ def legs(dumps: dict[RankId, RankDump], prompt: int) -> list[Leg]:
     return found
 
 
-def crowd(dumps: dict[RankId, RankDump], choices: Mapping[int, int]) -> Iterator[Sighting]:
-    """Every request that is in a clear phase. ``choices`` are known by the length of the prompt."""
-    for prompt, n in choices.items():
+def crowd(dumps: dict[RankId, RankDump], asks: Mapping[int, Ask]) -> list[Sighting]:
+    """Every request that is in a clear phase. ``asks`` are known by the length of the prompt."""
+    return list(_crowd(dumps, asks))
+
+
+def _crowd(dumps: dict[RankId, RankDump], asks: Mapping[int, Ask]) -> Iterator[Sighting]:
+    for prompt, ask in asks.items():
         together = defaultdict[str, list[Leg]](list)
         for leg in legs(dumps, prompt):
             attempt = leg.sequence.rid.rpartition(".")[0]
-            together[attempt if n == 1 else attempt.rpartition("-")[0]].append(leg)
+            together[attempt if ask.n == 1 else attempt.rpartition("-")[0]].append(leg)
         for mine in together.values():
-            if seen := sight(mine, n):
+            if seen := sight(mine, ask):
                 yield seen
 
 
-def sight(found: list[Leg], choices: int) -> Sighting | None:
+def sight(found: list[Leg], ask: Ask) -> Sighting | None:
     """The phase of a request, where it is in a clear one."""
     before = [leg for leg in found if leg.rank.group == "prefill"]
     after = [leg for leg in found if leg.rank.group == "decode"]
-    if choices > 1:
-        if sum(map(_decodes, after)) < choices:
+    prompt, decoding = len(ask.prompt), [leg.rank for leg in after if _decodes(leg, ask.tokens)]
+    if ask.n > 1:
+        if len(decoding) < ask.n:
             return None
-        ranks = [leg.rank for leg in after]
-        return Sighting(Phase.SEVERAL, None, max(ranks, key=ranks.count))
+        most = max(decoding, key=decoding.count)
+        return Sighting(Phase.SEVERAL, None, most, frozenset(decoding), prompt)
     if not after:
         return None
-    decode = after[0]
+    decode = after[0].rank
     if not before:
-        return Sighting(Phase.DECODING, None, decode.rank) if _decodes(decode) else None
-    phase = _early(before[0], decode)
-    return None if phase is None else Sighting(phase, before[0].rank, decode.rank)
+        return Sighting(Phase.DECODING, None, decode, prompt=prompt) if decoding else None
+    if (phase := _early(before[0], after[0])) is None:
+        return None
+    return Sighting(phase, before[0].rank, decode, prompt=prompt)
 
 
 def _early(prefill: Leg, decode: Leg) -> Phase | None:
@@ -110,26 +139,8 @@ def _early(prefill: Leg, decode: Leg) -> Phase | None:
     return Phase.SENDING if writing else Phase.PREFILLING
 
 
-def _decodes(leg: Leg) -> bool:
-    return leg.sequence.state == "running" and leg.sequence.output >= DECODED
-
-
-Look = Callable[[], Awaitable[dict[RankId, RankDump]]]
-
-
-async def reach(
-    look: Look, prompt: int, choices: int, phase: Phase, timeout_s: float
-) -> Sighting | None:
-    """Wait until the request is in the phase; None where it never was seen in it."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                seen = sight(legs(await look(), prompt), choices)
-                if seen is not None and fits(seen.phase, phase):
-                    return seen
-                await asyncio.sleep(POLL_S)
-    except TimeoutError:
-        return None
+def _decodes(leg: Leg, tokens: int) -> bool:
+    return leg.sequence.state == "running" and DECODED <= leg.sequence.output <= tokens - LEFT
 
 
 def fits(seen: Phase, wanted: Phase) -> bool:

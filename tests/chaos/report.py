@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from tests.chaos.events import EVENTS
 from tests.chaos.hosts import Hosts
 from tests.chaos.phases import Phase
-from tests.chaos.schedule import absent, counts, missed, possible, struck
+from tests.chaos.schedule import absent, counts, missed, possible
 from tests.chaos.stage import Result
 
 TIMES = (
@@ -19,7 +19,7 @@ SILENT = ("stopped", "cut off", "one way")  # in the names of events that nobody
 def cell(results: Sequence[Result], event: str, phase: Phase) -> str:
     """How often it struck a request in this phase, and whether all was well."""
     mine = [r for r in results if r.event == event]
-    here = [r for r in mine if phase in struck(r)]
+    here = [r for r in mine if phase in r.hits]
     if not here:
         return "missed" if missed(mine, event, phase) else "-"
     bad = sum(bool(r.problems) for r in here)

@@ -27,7 +27,7 @@ def say(line: str) -> None:
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=90.0, help="at most, of the long form")
+    parser.add_argument("--minutes", type=float, default=60.0, help="at most, of the long form")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--short", action="store_true", help="a few events, under two minutes")
     parser.add_argument("--only", default="", help="events whose names have this, or this,...")
@@ -43,11 +43,13 @@ async def play(args: argparse.Namespace) -> list[Result]:
             running(args.hosts, Path(controls)) as cluster,
             client(cluster.grpc, cluster.clock) as main,
         ):
-            stage = Stage(cluster, main, random.Random(args.seed))
+            stage = Stage(cluster, main, random.Random(args.seed), alone=args.short)
             try:
                 await stage.learn()
                 for event, phase in _cells(args, cluster, results):
-                    results.append(await stage.play(event, phase))
+                    also = schedule.short_phases(results, event.name)
+                    short = {phase} if args.short else also
+                    results.append(await stage.play(event, phase, short))
                     say(_line(results[-1], cluster.clock.now()))
             finally:
                 await stage.close()

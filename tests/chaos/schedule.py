@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from tests.chaos.events import EVENTS, Event
 from tests.chaos.hosts import Hosts
-from tests.chaos.phases import Phase, fits
+from tests.chaos.phases import Phase
 from tests.chaos.stage import Result
 
 Cell = tuple[Event, Phase]
@@ -56,25 +56,25 @@ def short(seed: int, hosts: Hosts) -> list[Cell]:
 
 def counts(results: Iterable[Result]) -> Counter[tuple[str, Phase]]:
     """How often each event struck a request in each phase: at most once for each time played."""
-    return Counter((result.event, phase) for result in results for phase in struck(result))
-
-
-def struck(result: Result) -> set[Phase]:
-    """The phases that an event counts for; none where the request was never in a clear one."""
-    if result.seen is None:
-        return set()
-    aimed = result.wanted if fits(result.seen, result.wanted) else result.seen
-    return {aimed, *result.hits}
+    return Counter((result.event, phase) for result in results for phase in result.hits)
 
 
 def missed(results: Iterable[Result], event: str, phase: Phase) -> int:
     """How many of the last tries at a cell in a row did not see it."""
-    tries = [phase in struck(r) for r in results if r.event == event and r.wanted is phase]
+    tries = [phase in r.hits for r in results if r.event == event and r.wanted is phase]
     return next((i for i, hit in enumerate(reversed(tries)) if hit), len(tries))
 
 
+def short_phases(results: Iterable[Result], event: str) -> frozenset[Phase]:
+    """Those in which it has not been played often enough."""
+    done = counts(results)
+    return frozenset(phase for phase in Phase if done[event, phase] < GOAL)
+
+
 def steered(cells: Iterable[Cell], results: list[Result], seed: int) -> Iterator[Cell]:
-    """A cell that was played least, by what ``results`` has meanwhile, until all have GOAL."""
+    """A cell that was played least, by what ``results`` has meanwhile, until all have GOAL. Of
+    equals one whose event has most of them: a play hits several.
+    """
     draw, left = random.Random(seed), list(cells)
     while left:
         done = counts(results)
@@ -84,5 +84,8 @@ def steered(cells: Iterable[Cell], results: list[Result], seed: int) -> Iterator
             if done[event.name, phase] < GOAL and missed(results, event.name, phase) < MISSES
         ]
         if left:
-            least = min(done[event.name, phase] for event, phase in left)
-            yield draw.choice([c for c in left if done[c[0].name, c[1]] == least])
+            fewest = min(done[event.name, phase] for event, phase in left)
+            least = [c for c in left if done[c[0].name, c[1]] == fewest]
+            often = Counter(event.name for event, _ in least)
+            most = max(often.values())
+            yield draw.choice([cell for cell in least if often[cell[0].name] == most])

@@ -1,59 +1,29 @@
-"""Plays one event: load, a request brought into a phase, the fault, and then every check."""
+"""Plays one event: load, requests brought into their phases, the fault, and then every check."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from core.wire import RankId
 from tests.chaos import check
-from tests.chaos.cluster import RANK_CONTEXT, REPLICAS, Cluster, SecondRouter, serving_again
-from tests.chaos.events import DEADLINE, Event, Verdict, victims
+from tests.chaos.aims import Aim, Shot
+from tests.chaos.asks import ASKS, BACKGROUND, FRESH, TOO_LONG
+from tests.chaos.check import Verdict
+from tests.chaos.cluster import Cluster, SecondRouter, serving_again
+from tests.chaos.events import DEADLINE, Event
 from tests.chaos.load import Ask, Client, Got, client
-from tests.chaos.phases import HELD, Phase, Sighting, crowd, legs, reach, sight
-from tests.chaos.rank import Fault
+from tests.chaos.phases import Phase
+from tests.chaos.probes import Company, holds
 from tests.chaos.scene import Scene
 
 WORKERS = 5  # streams that always run
 ANSWER_S = 20.0  # a new request is answered within this, whatever happens
 END_S = 60.0  # every stream has ended after this
-REACH_S = 8.0
 LET_GO_S = 10.0
-
-# (prompt length, output tokens, choices): the lengths tell probes apart in dumps
-PROBES = {
-    Phase.QUEUED: Ask.drawn("queued", 2, 301, 60),
-    Phase.PREFILLING: Ask.drawn("prefilling", 3, 901, 60),
-    Phase.SENDING: Ask.drawn("sending", 4, 902, 60),
-    Phase.WAITING: Ask.drawn("waiting", 5, 303, 60),
-    Phase.DECODING: Ask.drawn("decoding", 6, 104, 400),
-    Phase.SEVERAL: Ask.drawn("several", 7, 105, 250, 3),
-}
-# the router lets it through, and every rank refuses it
-TOO_LONG = Ask.drawn("too long", 11, RANK_CONTEXT + 50, 4)
-DEADLINES_S = {
-    Phase.QUEUED: 0.6,
-    Phase.PREFILLING: 0.7,
-    Phase.SENDING: 0.8,
-    Phase.WAITING: 1.5,
-    Phase.DECODING: 1.0,
-    Phase.SEVERAL: 1.5,
-}
-BACKGROUND = (
-    *(Ask.drawn("load", i, 20 + 31 * i, 40 + 15 * i) for i in range(8)),
-    Ask.drawn("load of three", 10, 64, 90, 3),
-    TOO_LONG,
-)
-FRESH = Ask.drawn("fresh", 8, 50, 8)
-FILLER = Ask.drawn("filler", 9, 700, 2)
-ASKS = (*PROBES.values(), *BACKGROUND, FRESH, FILLER)
-CHOICES = {len(ask.prompt): ask.n for ask in ASKS}
-assert len(CHOICES) == len(ASKS), "a request is told by the length of its prompt"
 
 
 @dataclass
@@ -63,7 +33,7 @@ class Result:
     event: str
     wanted: Phase
     seen: Phase | None = None  # None: the request was never seen in the phase
-    hits: frozenset[Phase] = frozenset()  # where other requests were that it struck as well
+    hits: frozenset[Phase] = frozenset()  # it struck requests in these, each of which counts once
     notes: dict[str, float] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     streams: int = 0  # compared with the undisturbed run
@@ -71,13 +41,27 @@ class Result:
     excused: Counter[str] = field(default_factory=Counter)
 
 
-class Stage:
-    """Made once for a cluster; ``learn`` comes first."""
+@dataclass
+class _Play:
+    """What one event is played with."""
 
-    def __init__(self, cluster: Cluster, main: Client, draw: random.Random) -> None:
+    event: Event
+    result: Result
+    load: list[Got] = field(default_factory=list)  # the streams of everybody else
+    over: asyncio.Event = field(default_factory=asyncio.Event)  # they are to come to their ends
+    struck: float = 0.0  # when the fault came
+
+
+class Stage:
+    """Made once for a cluster; ``learn`` comes first. ``alone``: no requests in other phases are
+    brought there beside those that are aimed at.
+    """
+
+    def __init__(self, cluster: Cluster, main: Client, draw: random.Random, *, alone: bool) -> None:
         self._cluster = cluster
         self._client = main
         self._draw = draw
+        self._alone = alone
         self._salts = 0
         self._reference: dict[str, Got] = {}
         self._second = SecondRouter(cluster.url)
@@ -93,118 +77,100 @@ class Stage:
         assert not (words := await check.rest(self._cluster)), words
         self._take_descriptors()
 
-    async def play(self, event: Event, phase: Phase) -> Result:
-        result = Result(event.name, phase)
-        over, load = asyncio.Event(), list[Got]()
+    async def play(self, event: Event, phase: Phase, short: Collection[Phase]) -> Result:
+        """Aimed at a request in ``phase``, and at as many others as may be in those ``short``."""
+        play = _Play(event, Result(event.name, phase))
+        clock, started = self._cluster.clock, self._cluster.clock.now()
         async with self._through(event) as through:
-            workers = [asyncio.create_task(self._work(i, load, over)) for i in range(WORKERS)]
+            workers = [asyncio.create_task(self._work(i, play)) for i in range(WORKERS)]
             try:
-                await asyncio.sleep(0.3)
-                await self._aim(event, through, phase, result, load)
+                await self._aim(play, through, short)
             finally:
                 self._cluster.writes(None)
-                over.set()
-                await self._end(workers, result)
-        self._judge(load, result, event.others)
-        await self.settle(result)
-        return result
+                play.over.set()
+                await self._end(workers, play.result)
+        self._judge(play.load, play.result, event.others)
+        await self.settle(play.result)
+        play.result.notes["in all"] = clock.now() - started
+        return play.result
 
-    # --- the request that is aimed at -----------------------------------------------------------
+    # --- the requests that are aimed at ---------------------------------------------------------
 
-    async def _aim(
-        self, event: Event, through: Client, phase: Phase, result: Result, load: list[Got]
-    ) -> None:
-        ask = PROBES[phase]
-        probe, request_id = Got(ask), f"probe-{self._salts}"
-        limit_s = DEADLINES_S[phase] if event.name == DEADLINE else None
-        if phase in HELD:
-            self._cluster.writes(Fault.HOLD)
-        fillers = self._fill(load) if phase is Phase.QUEUED else []
-        running = asyncio.create_task(through.follow(probe, self._salt(), request_id, limit_s))
-        seen = await self._reach(event, ask, phase, running)
-        struck = 0.0
-        if seen is None:
-            self._cluster.writes(None)
+    async def _aim(self, play: _Play, through: Client, short: Collection[Phase]) -> None:
+        event, result, clock = play.event, play.result, self._cluster.clock
+        started = clock.now()
+        held = holds(event.aim, result.wanted, short, self._draw)
+        company, limited = Company(self._cluster, through, self._salt), event.name == DEADLINE
+        phases = {result.wanted} if self._alone else frozenset(Phase)
+        await company.gather(phases, hold=held, limited=limited)
+        if limited:
+            shot = await company.pass_deadlines(result.wanted, short, self._draw)
         else:
-            result.hits = await self._hits(event, seen)
-            result.seen, struck = seen.phase, self._cluster.clock.now()
-            await self._strike(event, Scene(
-                self._cluster, through, self._draw, probe, request_id, seen, self._second
-            ), result, load)  # fmt: skip
-        await self._end([running, *fillers], result)
-        if struck and event.second_router:
-            await self._come_back(ask, load, result)
-        if struck and probe.status == "OK" and event.verdict is not check.aborted:
-            result.notes["pause"] = probe.pause(struck)
-        verdict = event.verdict if seen is not None else check.beginning
-        if problem := verdict(probe, self._reference[_key(ask)]):
-            result.problems.append(problem)
-        result.streams += 1
+            shot = await company.aim(event.aim, result.wanted, short, held, self._draw)
+        result.notes["aimed"] = clock.now() - started
+        probes = company.probes
+        if shot is not None:
+            hit = {s.prompt: probes[s.prompt].got for s in shot.hit if s.prompt in probes}
+            scene = Scene(self._cluster, through, self._draw, shot, hit, self._second)
+            await self._strike(play, scene)
+        self._cluster.writes(None)
+        play.over.set()
+        await self._end([probe.running for probe in probes.values()], result)
+        if shot is not None and event.second_router:
+            await self._come_back([probe.got.ask for probe in probes.values()], play)
+        self._judge_probes(play, shot, [probe.got for probe in probes.values()])
 
-    async def _reach(
-        self, event: Event, ask: Ask, phase: Phase, running: asyncio.Task[None]
-    ) -> Sighting | None:
-        look = self._cluster.dumps
-        prompt = len(ask.prompt)
-        if event.name != DEADLINE:
-            seen = await reach(look, prompt, ask.n, phase, REACH_S)
-        else:
-            seen = None
-            while not running.done():  # the last phase before the end
-                seen = sight(legs(await look(), prompt), ask.n) or seen
-        if seen is not None and seen.prefill is None:  # any will do
-            anyone = RankId(group="prefill", replica=self._draw.randrange(REPLICAS))
-            seen = dataclasses.replace(seen, prefill=anyone)
-        return seen
-
-    async def _hits(self, event: Event, seen: Sighting) -> frozenset[Phase]:
-        if not event.groups:
-            return frozenset()
-        everyone = crowd(await self._cluster.dumps(), CHOICES)
-        struck = victims(event, seen)
-        return frozenset(other.phase for other in everyone if other.hit(struck))
-
-    async def _strike(self, event: Event, scene: Scene, result: Result, load: list[Got]) -> None:
+    async def _strike(self, play: _Play, scene: Scene) -> None:
         """The fault, and beside it a new request that has to be answered soon."""
-        clock = self._cluster.clock
-        struck = clock.now()
+        clock, result, shot = self._cluster.clock, play.result, scene.shot
+        result.seen, result.hits = shot.seen.phase, shot.covers
+        play.struck = clock.now()
         fresh = Got(FRESH)
-        load.append(fresh)
+        play.load.append(fresh)
         asked = asyncio.create_task(self._client.follow(fresh, self._salt()))
-        await event.fire(scene)
+        await play.event.fire(scene)
         result.notes |= scene.notes
         result.problems += scene.problems
         await self._end([asked], result)
         if fresh.arrivals:
-            result.notes["answered"] = took = fresh.arrivals[-1] - struck
+            result.notes["answered"] = took = fresh.arrivals[-1] - play.struck
             if took > ANSWER_S:
                 result.problems.append(f"a new request was answered after {took:.1f} s")
 
-    async def _come_back(self, ask: Ask, load: list[Got], result: Result) -> None:
-        """What a caller does whose router died: ask the other one, and it again, once it is up."""
+    async def _come_back(self, asks: Iterable[Ask], play: _Play) -> None:
+        """What callers do whose router died: ask the other one, and it again, once it is up."""
         clock, started = self._cluster.clock, self._cluster.clock.now()
-        elsewhere, again = Got(ask), Got(FRESH)
-        load += elsewhere, again
-        other = asyncio.create_task(self._client.follow(elsewhere, self._salt()))
+        elsewhere, again = [Got(ask) for ask in asks], Got(FRESH)
+        play.load += *elsewhere, again
+        others = [asyncio.create_task(self._client.follow(got, self._salt())) for got in elsewhere]
         async with client(await self._second.up(), clock) as back:
             await back.follow(again, self._salt())
-        result.notes["router back"] = clock.now() - started
-        await self._end([other], result)
+        play.result.notes["router back"] = clock.now() - started
+        await self._end(others, play.result)
 
-    def _fill(self, load: list[Got]) -> list[asyncio.Task[None]]:
-        """Keep both prefill ranks busy for a while."""
-        fillers = [Got(FILLER) for _ in range(2 * REPLICAS)]
-        load += fillers
-        return [asyncio.create_task(self._client.follow(got, self._salt())) for got in fillers]
+    def _judge_probes(self, play: _Play, shot: Shot | None, probes: Iterable[Got]) -> None:
+        """Those that were hit strictly; where no clear phase was seen, they may have ended."""
+        event, result = play.event, play.result
+        hit = {seen.prompt for seen in shot.hit} if shot else set()
+        for got in probes:
+            prompt, verdict = len(got.ask.prompt), event.verdict
+            if prompt not in hit:
+                verdict = event.unclear if shot or event.name == DEADLINE else check.whole
+            if problem := verdict(got, self._reference[_key(got.ask)]):
+                result.problems.append(problem)
+            aimed = shot is not None and prompt == shot.seen.prompt
+            if aimed and event.aim is not Aim.CALLER and got.status == "OK":
+                result.notes["pause"] = got.pause(play.struck)
+            result.streams += 1
 
     # --- everybody else -------------------------------------------------------------------------
 
-    async def _work(self, number: int, load: list[Got], over: asyncio.Event) -> None:
+    async def _work(self, number: int, play: _Play) -> None:
         """One stream after the other; half of them find their prompt cached."""
         turn = number
-        while not over.is_set():
+        while not play.over.is_set():
             got = Got(BACKGROUND[turn % len(BACKGROUND)])
-            load.append(got)
+            play.load.append(got)
             await self._client.follow(got, "shared" if turn % 2 else self._salt())
             turn += 1
 

@@ -68,9 +68,11 @@ def test_a_wrong_usage_is_a_problem():
     assert "usage (3, 5)" in check.whole(stream, REFERENCE)
 
 
-def leg(rank: RankId, state: str, *, computed: int = 0, output: int = 0, sent: int = 0) -> Leg:
+def leg(
+    rank: RankId, state: str, *, computed: int = 0, output: int = 0, sent: int = 0, rid: str = "r.0"
+) -> Leg:
     sequence = SequenceView(
-        rid="r.0",
+        rid=rid,
         router="a",
         state=state,
         prompt=100,
@@ -82,8 +84,12 @@ def leg(rank: RankId, state: str, *, computed: int = 0, output: int = 0, sent: i
         retractions=0,
         age_s=0,
     )
-    room = RoomView(room=1, rid="r.0", phase="sending", peer="in1", sent=sent, computed=computed)
+    room = RoomView(room=1, rid=rid, phase="sending", peer="in1", sent=sent, computed=computed)
     return Leg(rank, sequence, room)
+
+
+ONE = Ask("one", (1,) * 100, 100, 0)
+THREE = Ask("three", (1,) * 100, 100, 0, 3)
 
 
 @pytest.mark.parametrize(
@@ -95,19 +101,23 @@ def leg(rank: RankId, state: str, *, computed: int = 0, output: int = 0, sent: i
         ([leg(P, "sending", computed=100), leg(D, "awaiting_kv")], Phase.WAITING),
         ([leg(D, "running", output=20)], Phase.DECODING),
         ([leg(D, "running", output=2)], None),
+        ([leg(D, "running", output=90)], None),  # it may end before anything strikes it
         ([leg(P, "sending", computed=100), leg(D, "running", output=1)], None),
         ([], None),
     ],
 )
 def test_the_phase_of_a_request_is_what_its_ranks_say(legs, phase):
-    seen = sight(legs, 1)
+    seen = sight(legs, ONE)
     assert (seen.phase if seen else None) is phase
 
 
 def test_several_choices_are_decoding_when_all_are():
     two = [leg(D, "running", output=20)] * 2
-    assert sight(two, 3) is None
-    assert sight([*two, two[0]], 3).phase is Phase.SEVERAL
+    assert sight(two, THREE) is None
+    other = leg(RankId(group="decode"), "running", output=20)
+    seen = sight([*two, other], THREE)
+    assert (seen.phase, seen.decode) == (Phase.SEVERAL, D)
+    assert seen.hit({other.rank})  # one choice is
 
 
 HOSTS = Hosts("lab", ("head",), loss="nft")
@@ -128,8 +138,8 @@ def test_what_the_hosts_cannot_do_is_not_played_and_named():
     assert schedule.absent(calm) == {"lossy link": "nft is not installed"}
 
 
-def played(event: str, phase: Phase, *hits: Phase, **more) -> Result:
-    return Result(event, phase, phase, hits=frozenset(hits), **more)
+def played(event: str, phase: Phase, *others: Phase, **more) -> Result:
+    return Result(event, phase, phase, hits=frozenset([phase, *others]), **more)
 
 
 def test_the_long_form_plays_what_was_played_least_until_all_was_played_often_enough():
@@ -169,6 +179,16 @@ def test_an_event_counts_in_every_phase_in_which_it_struck_a_request():
 )
 def test_a_request_is_struck_where_its_rank_is_or_its_role_is_past(seen, struck, hit):
     assert seen.hit(struck) is hit
+
+
+def test_the_cell_that_is_played_is_of_the_event_that_needs_it_most():
+    cells = schedule.possible(HOSTS, "decode killed,abort by id")
+    results = [played("decode killed", Phase.QUEUED, *[p for p in Phase if p != Phase.WAITING])]
+    for seed in range(50):
+        event, _ = next(schedule.steered(cells, results, seed))
+        assert event.name == "abort by id"
+    short = schedule.short_phases(results * schedule.GOAL, "decode killed")
+    assert short == {Phase.WAITING}
 
 
 def test_the_report_shows_what_failed_and_what_was_never_reached():
