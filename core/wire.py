@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from core.handoffs import HandoffReport
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -75,7 +75,7 @@ class RankId(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 
 class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
-    """One life of a rank's process. A restarted rank is another incarnation, on another port."""
+    """One life of a rank's process. A restarted rank is another one, perhaps on the same port."""
 
     rank: RankId
     endpoint: str  # "host:port" of the rank's gRPC server

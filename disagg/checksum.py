@@ -1,7 +1,8 @@
 """Checksums over the KV that crossed: does the decode rank have what the prefill rank sent?
 
-Both ranks read their own memory and compare digests. At most CHECK_BYTES of a room are read, a few
-milliseconds of work: the latest tokens, of regions that are another choice in each room.
+Both ranks read their own memory and compare digests. "sample" looks at one room in SAMPLE_EVERY,
+and reads at most CHECK_BYTES of it, a few milliseconds of work: the latest tokens, of regions that
+are another choice in each room. "all" reads every byte of every room.
 """
 
 from __future__ import annotations
@@ -28,16 +29,22 @@ def wanted(mode: Mode, room: int) -> bool:
 
 
 def digests(
-    geometry: PageGeometry, bases: Sequence[int], slots: Int32Array, room: int
+    geometry: PageGeometry,
+    bases: Sequence[int],
+    slots: Int32Array,
+    room: int,
+    *,
+    whole: bool = False,
 ) -> tuple[int, ...]:
     """64-bit digests of the KV in ``slots``, one for each region that is looked at.
 
-    The same choice of tokens and regions on both ranks, given the same number of slots.
+    The same choice of tokens and regions on both ranks, given the same number of slots; all of
+    them where ``whole``.
     """
     regions = len(geometry.slot_bytes)
     if not len(slots):
         return ()
-    tail = slots[-max(1, CHECK_BYTES // max(geometry.slot_bytes)) :]
+    tail = slots if whole else slots[-max(1, CHECK_BYTES // max(geometry.slot_bytes)) :]
     runs = _runs(tail)
     found: list[int] = []
     budget = CHECK_BYTES
@@ -45,7 +52,7 @@ def digests(
         region = (room + step) % regions
         size = geometry.slot_bytes[region]
         budget -= size * len(tail)
-        if budget < 0 and found:
+        if budget < 0 and found and not whole:
             break
         found.append(_digest(bases[region], size, runs))
     return tuple(found)

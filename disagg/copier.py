@@ -29,6 +29,7 @@ class Copier:
         self._transport = transport
         self._clock = clock
         self._check = check
+        self.checks_all = check == "all"
         self._reached: dict[str, str] = {}  # peer -> the latest address it announced
 
     def reach(self, peer: str, address: str) -> None:
@@ -62,7 +63,9 @@ class Copier:
         whole = stop == held + len(targets)
         sums: tuple[int, ...] = ()
         if whole and checksum.wanted(self._check, claim.room):
-            sums = checksum.digests(self.geometry, self.bases, sources[held:stop], claim.room)
+            sums = checksum.digests(
+                self.geometry, self.bases, sources[held:stop], claim.room, whole=self.checks_all
+            )
         return Written((stop - start) * self.geometry.token_bytes, took_s, sums)
 
     def renew(self) -> Written:

@@ -44,6 +44,15 @@ class Declined(msgspec.Struct, frozen=True, kw_only=True, tag="declined"):
     room: int
 
 
+class Moved(msgspec.Struct, frozen=True, kw_only=True, tag="moved"):
+    """Decode to prefill: I am at this address now, and nothing is at any earlier one.
+
+    Announcements that are open follow. The peer can let go of its connections to the dead engine.
+    """
+
+    address: str
+
+
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """Prefill to decode: all KV is in your pages; nothing more comes."""
 
@@ -51,6 +60,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     generation: int
     first_token: int  # the id sampled from the prompt's last position
     checksums: tuple[int, ...] = ()  # as in disagg.checksum; empty: this room is not checked
+    whole: bool = False  # they are over all that crossed, and not only over a part of it
 
 
 class Quiet(msgspec.Struct, frozen=True, kw_only=True, tag="quiet"):
@@ -72,7 +82,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     quiet: bool
 
 
-ToPrefill = Announcement | Cancel | Declined
+ToPrefill = Announcement | Cancel | Declined | Moved
 ToDecode = Done | Quiet | Refused
 
 

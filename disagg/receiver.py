@@ -46,6 +46,7 @@ from disagg.messages import (
     Cancel,
     Declined,
     Done,
+    Moved,
     Quiet,
     Refused,
     to_decode_codec,
@@ -123,6 +124,7 @@ class Receiver:
         self._encode = to_prefill_codec().encode
         self._decode = to_decode_codec().decode
         self._rooms: dict[int, _Room] = {}
+        self._reached: set[str] = set()  # peers that know the address, and may be connected to it
         self._outcomes: list[Outcome] = []
         self._fence_due = False
 
@@ -176,6 +178,7 @@ class Receiver:
 
     def on_peer_lost(self, peer: str, message: str = "the link to the prefill rank ended") -> None:
         """The link is gone. Its rooms fail, and are released after a fence in the next poll."""
+        self._reached.discard(peer)
         for room in [r for r, record in self._rooms.items() if record.peer == peer]:
             self._feed(room, PeerLost(message))
 
@@ -220,11 +223,13 @@ class Receiver:
         )
 
     def _fence(self) -> None:
-        """Renew the transport, and tell every room. The only place that may take long."""
+        """Renew the transport, and tell every peer and room. The only place that may take long."""
         self._fence_due = False
         self._address = self._transport.renew()
         self._exported = self._transport.exported(self._bases)
         self._count.fences += 1
+        for peer in self._reached:
+            self._send(peer, self._encode(Moved(address=self._address)))
         for room in list(self._rooms):
             self._feed(room, Fenced())
 
@@ -234,7 +239,7 @@ class Receiver:
         if message.checksums and record and record.machine.phase is IncomingPhase.ANNOUNCED:
             began = self._clock.now()
             slots = unpack_ids(record.pages)
-            here = checksum.digests(self._geometry, self._bases, slots, room)
+            here = checksum.digests(self._geometry, self._bases, slots, room, whole=message.whole)
             self._count.took("check", self._clock.now() - began)
             self._count.checked += 1
             if here != message.checksums:
@@ -265,6 +270,7 @@ class Receiver:
         match action:
             case Announce(generation):
                 self._count.retries += generation > 1
+                self._reached.add(record.peer)
                 self._send(record.peer, self._encode(self._announcement(room, record, generation)))
             case SendCancel():
                 self._send(record.peer, self._encode(Cancel(room=room)))

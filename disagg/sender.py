@@ -22,6 +22,7 @@ from core.errors import RequestError, TransferError
 from core.handoffs import HandoffCount, HandoffReport
 from core.wire import ErrorKind, Int32Array
 from disagg import checksum
+from disagg.absent import Absent, refusal
 from disagg.copier import Copier
 from disagg.events import (
     Aborted,
@@ -47,14 +48,14 @@ from disagg.messages import (
     Cancel,
     Declined as DeclinedMessage,
     Done,
+    Moved,
     Quiet,
     Refused,
     ToDecode,
     to_decode_codec,
     to_prefill_codec,
 )
-from disagg.outgoing import DECLINED
-from disagg.registers import Closed, EarlyClaims, Grave, Graveyard, OpenRoom, cause_of
+from disagg.registers import Closed, Grave, OpenRoom, cause_of
 from disagg.transfers import Transfers
 from disagg.transport.base import KVTransport
 from disagg.writers import Submit
@@ -98,8 +99,7 @@ class Sender:
         self._transfers = Transfers(
             self._copier, self._rooms, self._count, self._clock, self._ended, submit
         )
-        self._early = EarlyClaims()
-        self._graves = Graveyard()
+        self._absent = Absent(self._say)
         self._closed: list[Closed] = []
 
     # --- the owner's side ---------------------------------------------------------------------
@@ -113,11 +113,11 @@ class Sender:
         """
         if room in self._rooms:
             raise RequestError(f"room {room} is already in use", param="room")
-        if grave := self._graves.get(room):
+        if grave := self._absent.grave(room):
             self._closed.append(Closed(room, False, grave.message, grave.declined))
             return
         self._rooms[room] = OpenRoom(rid, tokens, opened_s=self._clock.now())
-        if early := self._early.pop(room):
+        if early := self._absent.opened(room):
             self._on_announcement(early.peer, early.message)
 
     def claimed(self, room: int) -> bool:
@@ -150,10 +150,8 @@ class Sender:
         """Give the room up and tell the decode rank why; works before ``open``, too."""
         if room in self._rooms:
             self._feed(room, Aborted(kind, message))
-        elif room not in self._graves:
-            self._graves.bury(room, Grave(0, True, kind, message))
-            if early := self._early.pop(room):
-                self._on_announcement(early.peer, early.message)
+        else:
+            self._absent.aborted(room, kind, message)
 
     @locked
     def poll(self, now: float) -> list[Closed]:
@@ -172,7 +170,7 @@ class Sender:
     def counts(self) -> dict[str, int]:
         """Live rooms by phase, and as "early" those announced but not yet opened."""
         counts = Counter(str(record.machine.phase) for record in self._rooms.values())
-        counts["early"] = len(self._early)
+        counts["early"] = len(self._absent)
         return dict(+counts)
 
     @property
@@ -188,7 +186,7 @@ class Sender:
     def rooms(self) -> tuple[RoomView, ...]:
         """Every live room, and every early announcement, for a dump."""
         live = (record.view(room) for room, record in self._rooms.items())
-        return (*live, *self._early.views())
+        return (*live, *self._absent.views())
 
     def close(self) -> None:
         """Stop the writer threads after the writes in progress; does not wait for them."""
@@ -209,10 +207,17 @@ class Sender:
         match message:
             case Announcement():
                 self._on_announcement(peer, message)
+            case Cancel(room=room) if record := self._rooms.get(room):
+                if record.peer == peer:
+                    self._feed(room, Cancelled())
             case Cancel(room=room):
-                self._on_cancel(peer, room)
+                self._absent.cancelled(peer, room)
+            case DeclinedMessage(room=room) if room in self._rooms:
+                self._feed(room, Declined())  # nobody will claim it: who has done so does not
             case DeclinedMessage(room=room):
-                self._on_declined(room)
+                self._absent.declined(room)
+            case Moved(address=address):
+                self._copier.reach(peer, address)
 
     @locked
     def on_peer_lost(self, peer: str, message: str = "the link to the decode rank ended") -> None:
@@ -220,24 +225,21 @@ class Sender:
         for room in [r for r, record in self._rooms.items() if record.peer == peer]:
             self._feed(room, PeerLost(message))
         self._copier.lose(peer)
-        for announcement in self._early.pop_peer(peer):
-            kind = ErrorKind.UNAVAILABLE
-            grave = Grave(announcement.generation, True, kind, message)
-            self._graves.bury(announcement.room, grave)
+        self._absent.lost(peer, message)
 
     def _on_announcement(self, peer: str, message: Announcement) -> None:
         record = self._rooms.get(message.room)
         if record is None:
-            self._on_unknown(peer, message)
+            self._absent.announced(peer, message)
         elif record.claim is None:
             if problem := record.problem(message, self._copier.geometry):
                 self._feed(message.room, Aborted(*problem))
-                self._on_unknown(peer, message)
+                self._absent.announced(peer, message)
             else:
                 self._claim(peer, record, message)
         elif record.peer != peer:
             words = "another decode rank has claimed this room"
-            self._refuse(peer, message, ErrorKind.INVALID, words)
+            self._say(peer, refusal(message, ErrorKind.INVALID, words))
         elif message.generation > record.claim.generation:
             self._claim(peer, record, message)
 
@@ -252,49 +254,6 @@ class Sender:
         self._copier.reach(peer, message.address)
         log.info("room %d claimed by %s", message.room, peer, extra={"rid": record.rid})
         self._feed(message.room, Claimed(message.generation, message.held))
-
-    def _on_unknown(self, peer: str, message: Announcement) -> None:
-        """An announcement of a room that is closed, or not open yet."""
-        if grave := self._graves.get(message.room):
-            if message.generation > grave.generation:  # else it was answered, by the room's end
-                grave.generation = message.generation
-                self._refuse(peer, message, grave.kind, grave.message)
-        elif not self._early.keep(peer, message):
-            words = "too many rooms await their request here"
-            self._graves.bury(
-                message.room, Grave(message.generation, True, ErrorKind.OVERLOADED, words)
-            )
-            self._refuse(peer, message, ErrorKind.OVERLOADED, words)
-
-    def _on_cancel(self, peer: str, room: int) -> None:
-        record = self._rooms.get(room)
-        if record is not None:
-            if record.peer == peer:
-                self._feed(room, Cancelled())
-            return
-        grave = self._graves.get(room)
-        if grave is None:
-            self._early.pop(room)
-            grave = Grave(0, True, ErrorKind.UNAVAILABLE, "the decode rank cancelled")
-            self._graves.bury(room, grave)
-        if grave.quiet:
-            self._send(peer, self._encode(Quiet(room=room)))
-
-    def _on_declined(self, room: int) -> None:
-        """Nobody will claim the room; a decode rank that has done so does not decline it."""
-        if room in self._rooms:
-            self._feed(room, Declined())
-        elif room not in self._graves:
-            self._early.pop(room)
-            grave = Grave(0, True, ErrorKind.UNAVAILABLE, DECLINED, declined=True)
-            self._graves.bury(room, grave)
-
-    def _refuse(self, peer: str, message: Announcement, kind: ErrorKind, words: str) -> None:
-        """Turn an announcement down for which nothing was ever written."""
-        answer = Refused(
-            room=message.room, generation=message.generation, kind=kind, message=words, quiet=True
-        )
-        self._send(peer, self._encode(answer))
 
     # --- machinery ----------------------------------------------------------------------------
 
@@ -336,7 +295,10 @@ class Sender:
                     room=room, generation=generation, kind=kind, message=words, quiet=quiet
                 )
         if message is not None:
-            self._send(record.peer, self._encode(message))
+            self._say(record.peer, message)
+
+    def _say(self, peer: str, message: ToDecode) -> None:
+        self._send(peer, self._encode(message))
 
     def _done(self, room: int, record: OpenRoom, generation: int) -> Done:
         if record.sending_s is not None:
@@ -347,6 +309,7 @@ class Sender:
             generation=generation,
             first_token=record.first_token,
             checksums=record.checksums,
+            whole=self._copier.checks_all,
         )
 
     def _bury(self, room: int, record: OpenRoom, *, ok: bool, message: str) -> None:
@@ -362,7 +325,7 @@ class Sender:
             self._count.failed[cause_of(ending)] += 1
         kind = ending.kind if isinstance(ending, Aborted) else ErrorKind.UNAVAILABLE
         words = message or "the room was served"
-        self._graves.bury(room, Grave(machine.generation, machine.quiet, kind, words, declined))
+        self._absent.bury(room, Grave(machine.generation, machine.quiet, kind, words, declined))
 
     def _expire(self, now: float) -> None:
         words = f"no decode rank claimed the room within {self._claim_timeout_s:g} s"
@@ -371,8 +334,4 @@ class Sender:
                 record.deadline = now + self._claim_timeout_s
             elif record.claim is None and now >= record.deadline:
                 self._feed(room, ClaimTimeout(words))
-        words = f"no request for the room came within {self._claim_timeout_s:g} s"
-        for early in self._early.pop_expired(now, self._claim_timeout_s):
-            grave = Grave(0, True, ErrorKind.UNAVAILABLE, words)
-            self._graves.bury(early.message.room, grave)
-            self._on_unknown(early.peer, early.message)
+        self._absent.expire(now, self._claim_timeout_s)

@@ -33,7 +33,12 @@ class Keys:
         """
         if not self._api:
             return ""
-        return self._holder(authorization, self._api + self._admin)
+        return self._known(authorization, self._api + self._admin)
+
+    def holder(self, authorization: str | None) -> str:
+        """The same word, for a request that ``caller`` has let pass."""
+        shown = _shown(authorization) if self._api else None
+        return "" if shown is None else _word(shown)
 
     def operator(self, authorization: str | None) -> None:
         """Pass whoever may change the cluster; raises Unauthorized and Forbidden."""
@@ -45,16 +50,16 @@ class Keys:
                 )
             self.caller(authorization)
         elif not _among(_shown(authorization), self._admin):
-            self._holder(authorization, self._api)
+            self._known(authorization, self._api)
             raise Forbidden("this takes the admin key, and the key is one for requests only")
 
-    def _holder(self, authorization: str | None, known: tuple[bytes, ...]) -> str:
+    def _known(self, authorization: str | None, known: tuple[bytes, ...]) -> str:
         shown = _shown(authorization)
         if shown is None:
             raise Unauthorized("no key was given: send the header Authorization: Bearer KEY")
         if not _among(shown, known):
             raise Unauthorized("the key is not known here")
-        return shown.hex()[:_CALLER_HEX]
+        return _word(shown)
 
 
 def read_keys(config: RouterConfig) -> Keys:
@@ -83,6 +88,10 @@ def _shown(authorization: str | None) -> bytes | None:
     if authorization is None or not authorization.lower().startswith(_SCHEME):
         return None
     return _digest(authorization[len(_SCHEME) :].strip())
+
+
+def _word(shown: bytes) -> str:
+    return shown.hex()[:_CALLER_HEX]
 
 
 def _digest(key: str) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from core.errors import RequestError
@@ -24,6 +23,7 @@ from router.text.request import (
 # Whether the rule holds, the field, what the field must be.
 _Rule = tuple[bool, str, str]
 
+_TEMPERATURE = (0.0, 2.0)
 _PENALTY = (-2.0, 2.0)
 _REPETITION = (0.01, 100.0)  # what is further out turns a float32 logit into infinity
 _BIAS = (-100.0, 100.0)
@@ -38,7 +38,17 @@ def check(request: TextRequest, model: ServedModel, terms: Terms = DEFAULT_TERMS
         _of_choosing(sampling),
         _of_tokens(sampling, vocab),
     )
-    for holds, param, message in (rule for group in groups for rule in group):
+    for rules in groups:
+        _require(rules)
+
+
+def check_sampling(sampling: SamplingParams) -> None:
+    """Raise RequestError for the first rule on how a token is chosen that it breaks."""
+    _require(_of_choosing(sampling))
+
+
+def _require(rules: Iterable[_Rule]) -> None:
+    for holds, param, message in rules:
         if not holds:
             raise RequestError(f"{param} {message}", param=param)
 
@@ -79,7 +89,7 @@ def _of_operator(request: TextRequest, terms: Terms) -> Iterable[_Rule]:
 
 def _of_choosing(sampling: SamplingParams) -> Iterable[_Rule]:
     """How a token is chosen. Each comparison is false for NaN."""
-    yield 0 <= sampling.temperature < math.inf, "temperature", "must be 0 or more"
+    yield _within("temperature", sampling.temperature, _TEMPERATURE)
     yield 0 < sampling.top_p <= 1, "top_p", "must be above 0 and at most 1"
     yield sampling.top_k >= 0, "top_k", "must be 0 (off) or more"
     yield 0 <= sampling.min_p <= 1, "min_p", "must be between 0 (off) and 1"

@@ -10,12 +10,12 @@ rows that begin with the same keys: read once for all of them, and once for each
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
+from bench.micro import timing
 from worker.attention.base import AttentionBackend, LatentUp
 from worker.attention.cpu import CpuAttention
 from worker.attention.registry import ATTENTION
@@ -127,30 +127,19 @@ SHARED = tuple(
 )
 
 
-def best(run: Callable[[], object], repeats: int) -> float:
-    """Seconds of the fastest run, after one to warm up."""
-    run()
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
-
-
 def peaks(dtype: torch.dtype, repeats: int) -> tuple[float, float]:
     """(bytes a second read, operations a second multiplied) that torch reaches here."""
     memory = torch.zeros(CACHE_BYTES // 4)
     a, b = torch.randn(2, GEMM, GEMM).to(dtype)
     tries = 5 * repeats  # the peak is what everything is compared with
-    read = CACHE_BYTES / best(memory.sum, tries)
-    return read, 2.0 * GEMM**3 / best(lambda: a @ b, tries)
+    read = CACHE_BYTES / timing.measure(memory.sum, tries).least
+    return read, 2.0 * GEMM**3 / timing.measure(lambda: a @ b, tries).least
 
 
 def measure(backend: AttentionBackend, case: Case, dtype: torch.dtype, repeats: int) -> float:
     """Seconds of one layer's attention, KV write included."""
     run, layers = prepare(backend, case, dtype)
-    return best(run, repeats) / layers
+    return timing.measure(run, repeats).least / layers
 
 
 def prepare(
@@ -192,7 +181,9 @@ def compare(case: Case, dtype: torch.dtype, repeats: int) -> tuple[float, float]
     for share in (True, False):
         torch.manual_seed(0)  # the same slots for both
         runs.append(prepare(CpuAttention(share=share), case, dtype))
-    rounds = [[best(run, 1) / layers for run, layers in runs] for _ in range(repeats)]
+    rounds = [
+        [timing.measure(run, 1).least / layers for run, layers in runs] for _ in range(repeats)
+    ]
     once, each = (min(seconds) for seconds in zip(*rounds, strict=True))
     return once, each
 

@@ -19,7 +19,7 @@ from core.codec import Codec, to_rank_codec, to_router_codec
 from core.dump import RankDump
 from core.errors import RankLost
 from core.handoffs import HandoffReport
-from core.rpc.link import HEARTBEAT, Outbox, Pulse, converse, explain
+from core.rpc.link import Outbox, Pulse, converse, explain, is_beat
 from core.rpc.service import CHANNEL_OPTIONS, DUMP, SESSION, STATUS, path
 from core.wire import (
     PROTOCOL_VERSION,
@@ -47,9 +47,14 @@ class SessionPace:
     """Seconds."""
 
     connect_timeout_s: float = 5.0
-    ping_s: float = 1.0  # after this long without another message to the rank
-    rank_timeout_s: float = 5.0  # a rank that says nothing for this long is lost
+    ping_s: float = 1.0  # between pings, each with a heartbeat
+    rank_timeout_s: float = 5.0  # a rank that answered no heartbeat of the last so long is lost
     status_timeout_s: float = 5.0
+
+    @classmethod
+    def within(cls, rank_timeout_s: float) -> SessionPace:
+        """For this time-out, with room for several heartbeats in it."""
+        return cls(ping_s=min(1.0, rank_timeout_s / 4), rank_timeout_s=rank_timeout_s)
 
 
 class RankClient:
@@ -181,7 +186,7 @@ class RankClient:
         pulse = Pulse(
             every_s=pace.ping_s,
             silence_s=pace.rank_timeout_s,
-            heartbeat=self._to_rank.encode(Ping()),
+            on_beat=lambda: self._send(Ping()),
         )
         reason = await converse(self._call, self._outbox, self._on_frame, pulse)
         self._end(reason)
@@ -249,8 +254,9 @@ async def _greet(
 
 
 async def _read(call: Any, incarnation: Incarnation) -> ToRouter:
-    while (frame := await call.read()) == HEARTBEAT:
-        pass
+    frame = await call.read()
+    while frame is not grpc.aio.EOF and is_beat(frame):  # answered once the session runs
+        frame = await call.read()
     if frame is grpc.aio.EOF:
         raise RankLost(f"{incarnation} ended the session at once")
     return to_router_codec().decode(frame)

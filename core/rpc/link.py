@@ -1,12 +1,13 @@
-"""One end of a bidirectional gRPC stream: a reader with a silence limit, a writer with a pulse.
+"""One end of a bidirectional gRPC stream: a reader, a writer, and a pulse that both share.
 
-Sessions and peer links, clients and servers all run ``converse``; they differ in what they send
-when idle and in what a frame means.
+Sessions and peer links, clients and servers all run ``converse``; they differ in their pace and in
+what a message means. Heartbeats (core/rpc/beats.py) go ahead of messages that wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -14,9 +15,8 @@ from typing import Any, NoReturn, Protocol
 import grpc
 import msgspec
 
+from core.rpc.beats import MARK, Beats
 from core.rpc.service import STOPPING
-
-HEARTBEAT = b""  # an empty frame; messages are never empty
 
 
 class Duplex(Protocol):
@@ -45,12 +45,13 @@ class Context(Duplex, Protocol):
 class Pulse:
     """When to speak and when to give up. Seconds.
 
-    ``heartbeat`` is sent after ``every_s`` without another frame.
+    A heartbeat is sent every ``every_s``, and ``on_beat`` is called with each. The end is given up
+    when none was answered that was sent in the last ``silence_s``.
     """
 
     every_s: float
     silence_s: float
-    heartbeat: bytes
+    on_beat: Callable[[], None] = lambda: None
 
 
 class Outbox:
@@ -59,7 +60,9 @@ class Outbox:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._pending_bytes = 0
-        self._queue: asyncio.Queue[bytes] = asyncio.Queue()
+        self._queue: deque[bytes] = deque()
+        self._beat = False
+        self._filled = asyncio.Event()
         self._closing: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def send(self, frame: bytes) -> None:
@@ -70,15 +73,28 @@ class Outbox:
             self.close(f"reads too slowly: {self._pending_bytes} bytes are waiting")
             return
         self._pending_bytes += len(frame)
-        self._queue.put_nowait(frame)
+        self._queue.append(frame)
+        self._filled.set()
+
+    def beat(self) -> None:
+        """Ask for a heartbeat, ahead of the frames that wait."""
+        self._beat = True
+        self._filled.set()
 
     def close(self, reason: str) -> None:
         """End the conversation; the first reason stands."""
         if not self._closing.done():
             self._closing.set_result(reason)
 
-    async def next(self) -> bytes:
-        return await self._queue.get()
+    async def next(self) -> bytes | None:
+        """The next frame to write; None for a heartbeat."""
+        while not (self._beat or self._queue):
+            self._filled.clear()
+            await self._filled.wait()
+        if self._beat:
+            self._beat = False
+            return None
+        return self._queue.popleft()
 
     def written(self, frame: bytes) -> None:
         self._pending_bytes -= len(frame)
@@ -88,16 +104,19 @@ class Outbox:
 
 
 async def converse(
-    stream: Duplex, outbox: Outbox, on_frame: Callable[[bytes], None], pulse: Pulse
+    stream: Duplex, outbox: Outbox, on_message: Callable[[bytes], None], pulse: Pulse
 ) -> str:
     """Read and write until one side ends, is silent for too long or the outbox is closed.
 
-    Returns the reason, in words. ``on_frame`` may raise msgspec.MsgspecError for a bad frame.
+    Returns the reason, in words. What waits in the outbox first is written before any heartbeat.
+    ``on_message`` may raise msgspec.MsgspecError for a bad one.
     """
+    beats = Beats(asyncio.get_running_loop().time())
     tasks = [
         asyncio.ensure_future(outbox.closed()),
-        asyncio.ensure_future(_read(stream, on_frame, pulse.silence_s)),
-        asyncio.ensure_future(_write(stream, outbox, pulse)),
+        asyncio.ensure_future(_read(stream, outbox, on_message, beats)),
+        asyncio.ensure_future(_write(stream, outbox, beats)),
+        asyncio.ensure_future(_beat(outbox, beats, pulse)),
     ]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -108,38 +127,55 @@ async def converse(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _read(stream: Duplex, on_frame: Callable[[bytes], None], silence_s: float) -> str:
+async def _read(
+    stream: Duplex, outbox: Outbox, on_message: Callable[[bytes], None], beats: Beats
+) -> str:
     try:
-        while True:
-            async with asyncio.timeout(silence_s):
-                frame = await stream.read()
-            if frame is grpc.aio.EOF:
-                return "the other side ended the stream"
-            if frame != HEARTBEAT:
-                on_frame(frame)
-    except TimeoutError:
-        return f"silent for {silence_s:g} s"
+        while (frame := await stream.read()) is not grpc.aio.EOF:
+            if not is_beat(frame):
+                on_message(frame)
+            elif beats.hear(frame):
+                outbox.beat()
+        return "the other side ended the stream"
     except msgspec.MsgspecError as error:
         return f"sent a malformed message: {error}"
     except (grpc.RpcError, grpc.aio.BaseError) as error:
         return explain(error)
 
 
-async def _write(stream: Duplex, outbox: Outbox, pulse: Pulse) -> str:
+async def _write(stream: Duplex, outbox: Outbox, beats: Beats) -> str:
     try:
         while True:
-            try:
-                async with asyncio.timeout(pulse.every_s):
-                    frame = await outbox.next()
-            except TimeoutError:
-                await stream.write(pulse.heartbeat)
-                continue
-            await stream.write(frame)
-            outbox.written(frame)
+            frame = await outbox.next()
+            await stream.write(beats.frame() if frame is None else frame)
+            outbox.written(frame or b"")
     except (grpc.RpcError, grpc.aio.BaseError) as error:
         return explain(error)
     except asyncio.InvalidStateError:  # the call ended between two writes
         return "the stream was closed"
+
+
+async def _beat(outbox: Outbox, beats: Beats, pulse: Pulse) -> str:
+    """Beat until nothing of it was heard for too long."""
+    loop = asyncio.get_running_loop()
+    silence_s, rest_s = 0.0, pulse.every_s  # until the next beat
+    while True:
+        wait_s = min(rest_s, pulse.silence_s - silence_s)
+        await asyncio.sleep(wait_s)
+        silence_s = beats.silence_s(loop.time(), wait_s)
+        if silence_s >= pulse.silence_s:
+            return f"silent for {pulse.silence_s:g} s"
+        rest_s -= wait_s
+        if rest_s <= 0:
+            beats.begin(loop.time())
+            outbox.beat()
+            pulse.on_beat()
+            rest_s = pulse.every_s
+
+
+def is_beat(frame: bytes) -> bool:
+    """Whether it is a heartbeat and no message."""
+    return frame[:1] == MARK
 
 
 def in_order(reason: str) -> bool:

@@ -19,7 +19,7 @@ import msgspec
 
 from core.codec import Codec
 from core.rpc.hop import Hop
-from core.rpc.link import HEARTBEAT, Context, Outbox, Pulse, converse, in_order
+from core.rpc.link import Context, Outbox, Pulse, converse, in_order, is_beat
 from core.rpc.service import CHANNEL_OPTIONS, PEER, STOPPING, path
 from core.wire import PROTOCOL_VERSION, Incarnation
 
@@ -39,13 +39,18 @@ class PeerHello(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class LinkPace:
-    """Seconds between heartbeats, and of silence after which a link is lost."""
+    """Seconds between heartbeats, and after which a link is lost on which none was answered."""
 
     heartbeat_s: float = 0.4
     silence_s: float = 5.0
 
+    @classmethod
+    def within(cls, silence_s: float) -> LinkPace:
+        """For this time-out, with room for several heartbeats in it."""
+        return cls(heartbeat_s=min(0.5, silence_s / 4), silence_s=silence_s)
+
     def pulse(self) -> Pulse:
-        return Pulse(every_s=self.heartbeat_s, silence_s=self.silence_s, heartbeat=HEARTBEAT)
+        return Pulse(every_s=self.heartbeat_s, silence_s=self.silence_s)
 
 
 OnMessage = Callable[[str, bytes], None]
@@ -71,7 +76,7 @@ class Parcel:
             if self.data is None:
                 outbox.close("dropped on this side")
             else:
-                assert self.data, "an empty frame is a heartbeat"
+                assert not is_beat(self.data), "messages are msgpack"
                 outbox.send(self.data)
 
 

@@ -22,7 +22,7 @@ from core.errors import PreflightError
 from core.lease import Health, Renewal
 from core.rpc import events
 from core.rpc.hop import Hop
-from core.rpc.link import HEARTBEAT, Context, Outbox, Pulse, converse
+from core.rpc.link import Context, Outbox, Pulse, converse
 from core.rpc.peer import LinkPace, Parcel, PeerDesk
 from core.rpc.service import (
     DUMP,
@@ -60,7 +60,10 @@ class ServerLimits:
 
     router_grace_s: float = 2.0  # a router whose session ended may come back within this
     heartbeat_s: float = 1.0  # from the event loop, also while a step takes long
-    router_silence_s: float = 15.0  # routers ping every second
+    # Longer than a router waits for a rank: what a router loses with a rank goes on elsewhere, but
+    # what a rank loses with a router ends for good. One that stands still for some seconds keeps
+    # its streams; the price is that the rank computes for nobody, should it not come back.
+    router_silence_s: float = 15.0
     outbox_bytes: int = 16 * 2**20  # reports one router has not read yet
     queues_timeout_s: float = 1.0  # a dump comes without queues where the step loop takes longer
     peer_pace: LinkPace = field(default_factory=LinkPace)
@@ -201,11 +204,7 @@ class RankServer:
                 context,
                 outbox,
                 lambda frame: self._on_message(router, self._to_rank.decode(frame)),
-                Pulse(
-                    every_s=self._limits.heartbeat_s,
-                    silence_s=self._limits.router_silence_s,
-                    heartbeat=HEARTBEAT,
-                ),
+                Pulse(self._limits.heartbeat_s, self._limits.router_silence_s),
             )
             log.info("session of router %s ended: %s", router, reason)
         finally:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -22,7 +23,7 @@ import numpy as np
 
 from core.errors import EngineError, PreflightError, TransferError
 from disagg.transport.base import Copy, Int64Array, MemoryRegion, RegionTable
-from disagg.transport.mooncake_engine import BATCH_BLOCKS
+from disagg.transport.mooncake_engine import AVOIDED, BATCH_BLOCKS
 from disagg.transport.transfer_child import SharedPart, TransferChild
 from disagg.transport.transfer_messages import Start
 
@@ -43,7 +44,7 @@ class MooncakeTransport:
         self._table = RegionTable()
         self._parts: list[SharedPart] = []  # in the order of registration
         self._starts: list[int] = []  # of each part, in this process
-        self._used: set[str] = set()
+        self._used: deque[str] = deque(maxlen=AVOIDED)
         self._closed = False
         self._lock = threading.Lock()  # guards _child against a write that is about to enter
         self._spare: TransferChild | None = None
@@ -92,7 +93,7 @@ class MooncakeTransport:
             for start in range(0, len(numbers), BATCH_BLOCKS):
                 child.write(target, numbers[start : start + BATCH_BLOCKS].T.tobytes())
         finally:
-            child.leave()
+            child.underway.leave()
 
     def forget(self, target: str) -> None:
         """Its connections end with the process that has them; another takes over, beside this."""
@@ -117,7 +118,7 @@ class MooncakeTransport:
             self._keeper.submit(self._replace, child).result()
         with self._lock:
             child = self._child
-            child.enter()
+            child.underway.enter()
         return child
 
     def _shifts(self, child: TransferChild, addresses: Int64Array) -> Int64Array:
@@ -132,9 +133,9 @@ class MooncakeTransport:
 
     def _start(self) -> TransferChild:
         host, protocol, device = self._how
-        used = tuple(sorted(self._used))
-        child = TransferChild(Start(host=host, protocol=protocol, device=device, used=used))
-        self._used.add(child.address)
+        start = Start(host=host, protocol=protocol, device=device, used=tuple(self._used))
+        child = TransferChild(start)
+        self._used.append(child.address)
         try:
             self._catch_up(child)
         except TransferError:

@@ -18,16 +18,21 @@ Facts that shaped it, each measured with version 0.3.13 over TCP:
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Sequence
 from importlib import import_module
 from typing import Any
 
 from core.env import set_default
 from core.errors import PreflightError, TransferError
+from disagg.transport.underway import Underway
 
 BATCH_BLOCKS = 1000  # the engine's own queue holds 1024 for each peer
 PORT_TRIES = 16
+# Addresses of its own that a rank does not take again, the latest ones. A replacement takes 0.1 s,
+# so they span 50 s at the least; who still writes to an older one would have had to be frozen that
+# long, and the supervisor kills a frozen rank after cluster.lease.lease_s, 10 s. Mooncake draws
+# from 2,000 ports: enough are left.
+AVOIDED = 500
 
 DEFAULTS = {
     "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
@@ -50,8 +55,7 @@ class Engine:
             )
         self.address = f"{host}:{self._raw.get_rpc_port()}"
         self._opened: list[int] = []
-        self._writes = 0
-        self._idle = threading.Condition()
+        self.underway = Underway()  # ``end`` waits for it
 
     def register(self, address: int, length: int) -> None:
         """Open ``length`` bytes at ``address``. Raises TransferError."""
@@ -59,16 +63,6 @@ class Engine:
         if code != 0:
             raise TransferError(f"Mooncake could not register {length} bytes (code {code})")
         self._opened.append(address)
-
-    def enter(self) -> None:
-        """Count a write in, so that ``end`` waits for it."""
-        with self._idle:
-            self._writes += 1
-
-    def leave(self) -> None:
-        with self._idle:
-            self._writes -= 1
-            self._idle.notify_all()
 
     def write(
         self, target: str, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]
@@ -79,8 +73,7 @@ class Engine:
 
     def end(self) -> None:
         """Let nothing more land or be read. Returns when that is so."""
-        with self._idle:
-            self._idle.wait_for(lambda: self._writes == 0)
+        self.underway.wait()
         if self._raw is None:
             return
         for address in self._opened:

@@ -7,11 +7,12 @@ process stands still meanwhile; see disagg/transport/mooncake.py for the one to 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 
 from core.errors import TransferError
 from disagg.transport.base import Copy, MemoryRegion, RegionTable
-from disagg.transport.mooncake_engine import BATCH_BLOCKS, Engine, fresh_engine
+from disagg.transport.mooncake_engine import AVOIDED, BATCH_BLOCKS, Engine, fresh_engine
 
 
 class InlineMooncakeTransport:
@@ -25,7 +26,7 @@ class InlineMooncakeTransport:
         self._protocol = protocol
         self._device = device
         self._table = RegionTable()
-        self._used: set[str] = set()
+        self._used: deque[str] = deque(maxlen=AVOIDED)
         self._lock = threading.Lock()  # guards _engine against a write that is about to enter
         self._engine = self._fresh_engine()
 
@@ -51,7 +52,7 @@ class InlineMooncakeTransport:
         self._table.require_sources(wanted)
         with self._lock:
             engine = self._engine
-            engine.enter()
+            engine.underway.enter()
         try:
             for start in range(0, len(wanted), BATCH_BLOCKS):
                 batch = wanted[start : start + BATCH_BLOCKS]
@@ -59,7 +60,7 @@ class InlineMooncakeTransport:
                 if code != 0:
                     raise TransferError(f"Mooncake write to {target} failed (code {code})")
         finally:
-            engine.leave()
+            engine.underway.leave()
 
     def forget(self, target: str) -> None:
         """Its connections stay until the engine is replaced, which would cost too much here."""
@@ -77,7 +78,7 @@ class InlineMooncakeTransport:
         self._engine.end()
 
     def _fresh_engine(self) -> Engine:
-        """An engine at an address that this transport never had."""
+        """An engine at an address that this transport has not had lately."""
         engine = fresh_engine(self._host, self._protocol, self._device, self._used)
-        self._used.add(engine.address)
+        self._used.append(engine.address)
         return engine

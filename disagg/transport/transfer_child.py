@@ -7,7 +7,6 @@ import queue
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +28,7 @@ from disagg.transport.transfer_messages import (
     Write,
     Written,
 )
+from disagg.transport.underway import Underway
 
 MODULE = "disagg.transport.transfer_process"
 ROOT = Path(__file__).parents[2]  # where that is found, whatever this process's own path is
@@ -67,8 +67,7 @@ class TransferChild:
             self._lanes.put(lane)
         self._control.settimeout(START_LIMIT_S)
         self._process = _spawn([theirs for _, theirs in pairs])
-        self._writes = 0
-        self._idle = threading.Condition()
+        self.underway = Underway()  # ``end`` waits for it
         self.targets: set[str] = set()  # peers that were written to
         self.bases: list[int] = []  # where each part that was opened lies in the child
         try:
@@ -97,16 +96,6 @@ class TransferChild:
         self._ask(Check(), Ready)
         self._control.settimeout(START_LIMIT_S)
 
-    def enter(self) -> None:
-        """Count a write in, so that ``end`` waits for it."""
-        with self._idle:
-            self._writes += 1
-
-    def leave(self) -> None:
-        with self._idle:
-            self._writes -= 1
-            self._idle.notify_all()
-
     def write(self, target: str, columns: bytes) -> None:
         """One batch, from any thread; see transfer_messages.Write. Raises TransferError."""
         self.targets.add(target)
@@ -117,7 +106,10 @@ class TransferChild:
         try:
             lane.send(self._encode(Write(target=target, columns=columns)))
             frame = lane.recv(FRAME_BYTES)
-        except TimeoutError:  # the answer may still come: the lane is used no more
+        except TimeoutError:
+            # Not put back: its thread in the child is still in that write, and its answer, should
+            # it come, would be taken for that of the next one. A failed write ends in a fence, and
+            # the next child has all its lanes.
             lane.close()
             words = f"Mooncake write to {target} took more than {WRITE_LIMIT_S:g} s"
             raise TransferError(words) from None
@@ -137,8 +129,7 @@ class TransferChild:
         Writes under way have ``drain_s`` to return, then they fail. A killed process that has been
         waited for has no thread, no memory and no socket left. Any number of times.
         """
-        with self._idle:
-            self._idle.wait_for(lambda: self._writes == 0, drain_s)
+        self.underway.wait(drain_s)
         self._process.kill()
         self._process.wait()
         self._control.close()

@@ -18,7 +18,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     host: str
     protocol: str
     device: str
-    used: tuple[str, ...]  # addresses that must not be taken again
+    used: tuple[str, ...]  # addresses that must not be taken again; at most some hundreds
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):

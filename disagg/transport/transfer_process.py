@@ -71,15 +71,32 @@ class _Process:
 
     def run(self) -> NoReturn:
         """Obey until the rank closes the control socket."""
-        while True:
-            frame, files, _, _ = socket.recv_fds(self._control, FRAME_BYTES, 1)
-            if not frame:
-                os._exit(0)
-            try:
-                answer = self._do(self._decode(frame), files)
-            except (OSError, OperatorError, TransferError) as error:
-                answer = Failed(message=str(error), operator=isinstance(error, OperatorError))
-            self._control.send(self._encode(answer))
+        while self.obey():
+            pass
+        os._exit(0)
+
+    def obey(self) -> bool:
+        """Answer the next order; False where the rank has closed the control socket."""
+        frame, files, flags, _ = socket.recv_fds(self._control, FRAME_BYTES, 1)
+        if not frame:
+            return False
+        answer: Answer
+        try:
+            if flags & socket.MSG_TRUNC:
+                raise TransferError(f"it is longer than {FRAME_BYTES} bytes")
+            order = self._decode(frame)
+        except (TransferError, msgspec.MsgspecError) as error:
+            answer = Failed(message=f"the transfer process cannot read an order: {error}")
+        else:
+            answer = self._answer(order, files)
+        self._control.send(self._encode(answer))
+        return True
+
+    def _answer(self, order: Order, files: Sequence[int]) -> Answer:
+        try:
+            return self._do(order, files)
+        except (OSError, OperatorError, TransferError) as error:
+            return Failed(message=str(error), operator=isinstance(error, OperatorError))
 
     def _do(self, order: Order, files: Sequence[int]) -> Answer:
         match order:

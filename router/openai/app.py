@@ -20,6 +20,7 @@ from router.openai import answers, convert
 from router.openai.body_limit import BodyLimit
 from router.openai.errors import error_body, install_error_handlers, json_response
 from router.openai.guard import Guard
+from router.openai.request_id import RequestId, named
 from router.openai.schema import ChatBody, CompletionBody, GenerationBody, refuse_unsupported
 from router.openai.sse import EventStream, sse, while_connected
 from router.readiness import Readiness
@@ -44,7 +45,8 @@ def make_app(services: HttpServices) -> FastAPI:
     """The application; a server of its own (uvicorn) runs it."""
     app = FastAPI(title="antiphon", version=services.version)
     app.add_middleware(BodyLimit, limit_mib=services.body_limit_mib)
-    app.add_middleware(Guard, keys=services.keys)  # the outermost: added last
+    app.add_middleware(Guard, keys=services.keys)
+    app.add_middleware(RequestId)  # the outermost: added last
     install_error_handlers(app)
     _add_generation(app, services.door)
     _add_models(app, services.door)
@@ -56,7 +58,7 @@ def _add_generation(app: FastAPI, door: FrontDoor) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         _check(door, body)
-        asked = convert.chat_request(body, request.state.caller)
+        asked = convert.chat_request(body, request.state.caller, door.model.sampling)
         name = body.model or door.model.name
         answer = answers.ChatAnswer(asked, name, int(door.clock.epoch()))
         return await _generate(door, asked, answer, body, request)
@@ -64,7 +66,7 @@ def _add_generation(app: FastAPI, door: FrontDoor) -> None:
     @app.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
         _check(door, body)
-        asked = convert.completion_request(body, request.state.caller)
+        asked = convert.completion_request(body, request.state.caller, door.model.sampling)
         name = body.model or door.model.name
         answer = answers.CompletionAnswer(body, asked, name, int(door.clock.epoch()))
         return await _generate(door, asked, answer, body, request)
@@ -84,13 +86,11 @@ async def _generate(
     request: Request,
 ) -> Response:
     asked = msgspec.structs.replace(asked, trace=request.headers.get("traceparent", ""))
-    headers = {"x-request-id": asked.rid}
+    named(request, asked.rid)
     if body.stream:
-        return EventStream(_stream(door, asked, answer, body), headers)
+        return EventStream(_stream(door, asked, answer, body))
     whole = await while_connected(request.receive, _collect(door, asked, answer))
-    return (
-        Response(status_code=_CLIENT_GONE) if whole is None else json_response(whole, 200, headers)
-    )
+    return Response(status_code=_CLIENT_GONE) if whole is None else json_response(whole)
 
 
 async def _collect(door: FrontDoor, asked: TextRequest, answer: answers.Answer) -> answers.Json:

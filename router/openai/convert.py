@@ -9,29 +9,33 @@ import msgspec
 from core.errors import RequestError
 from core.wire import SamplingParams
 from router.openai.schema import ChatBody, CompletionBody, GenerationBody
-from router.text.request import ChatPrompt, Prompt, TextRequest
+from router.text.request import NEUTRAL, ChatPrompt, Prompt, SamplingDefaults, TextRequest
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for plain completions
 
 
-def chat_request(body: ChatBody, caller: str = "") -> TextRequest:
+def chat_request(
+    body: ChatBody, caller: str = "", defaults: SamplingDefaults = NEUTRAL
+) -> TextRequest:
     """A chat body as the front door takes it."""
     logprobs = bool(body.logprobs)
     prompt = ChatPrompt(
         messages=tuple(body.messages), template_args=body.chat_template_kwargs or {}
     )
     limit = body.max_completion_tokens or body.max_tokens
-    sampling = _sampling(body, logprobs, body.top_logprobs or 0)
+    sampling = _sampling(body, defaults, logprobs, body.top_logprobs)
     request = _request(body, "chatcmpl", (prompt,), limit, sampling)
     return msgspec.structs.replace(request, caller=caller)
 
 
-def completion_request(body: CompletionBody, caller: str = "") -> TextRequest:
+def completion_request(
+    body: CompletionBody, caller: str = "", defaults: SamplingDefaults = NEUTRAL
+) -> TextRequest:
     """A completion body as the front door takes it; raises RequestError."""
     limit = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     runs = _runs(body)
     ranks = runs > (body.n or 1)
-    sampling = _sampling(body, body.logprobs is not None or ranks, body.logprobs or 0)
+    sampling = _sampling(body, defaults, body.logprobs is not None or ranks, body.logprobs)
     if body.echo and body.logprobs is not None:
         top = max(body.logprobs, body.prompt_logprobs or 0)
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=top)
@@ -59,30 +63,27 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[Pro
     return (single,) if single else texts or id_lists
 
 
-def _sampling(body: GenerationBody, logprobs: bool, top_logprobs: int) -> SamplingParams:
+def _sampling(
+    body: GenerationBody, defaults: SamplingDefaults, logprobs: bool, top_logprobs: int | None
+) -> SamplingParams:
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs is not available in a stream", param="prompt_logprobs")
-    return SamplingParams(
-        max_new_tokens=0,  # the front door knows the context
-        temperature=_given(body.temperature, 1.0),
-        top_p=_given(body.top_p, 1.0),
-        top_k=max(body.top_k or 0, 0),
-        min_p=_given(body.min_p, 0.0),
-        repetition_penalty=_given(body.repetition_penalty, 1.0),
-        presence_penalty=_given(body.presence_penalty, 0.0),
-        frequency_penalty=_given(body.frequency_penalty, 0.0),
+    return defaults.params(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=None if body.top_k is None else max(body.top_k, 0),  # -1 is off as well
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
         logit_bias=tuple((body.logit_bias or {}).items()),
-        min_new_tokens=body.min_tokens or 0,
+        min_new_tokens=body.min_tokens,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=body.ignore_eos,
         logprobs=logprobs,
         top_logprobs=top_logprobs,
         prompt_logprobs=body.prompt_logprobs,
     )
-
-
-def _given(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 def _request(

@@ -22,6 +22,7 @@ from core.errors import (
     Unavailable,
 )
 from router.echo import clipped
+from router.openai.request_id import header_of
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +102,9 @@ async def _on_known(request: Request, error: Exception) -> Response:
 
 async def _on_unknown(request: Request, error: Exception) -> Response:
     _log.error("request to %s failed", request.url.path, exc_info=error)
-    return error_response(error)
+    answer = error_response(error)
+    answer.headers.update(header_of(request.scope))  # beyond every middleware
+    return answer
 
 
 async def _on_http(request: Request, error: Exception) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -62,12 +62,12 @@ class EventStream(Response):
     status and not a 200. Each item of ``events`` is one write.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         self.status_code = 200
         self.media_type = "text/event-stream"
         self.background = None
         self._events = events
-        self.init_headers({**_HEADERS, **headers})
+        self.init_headers(_HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await while_connected(receive, self._run(scope, receive, send))

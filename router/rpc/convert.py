@@ -9,14 +9,16 @@ from typing import Any
 from google.protobuf.struct_pb2 import Struct, Value
 
 from core.errors import RequestError
-from core.wire import FinishReason, SamplingParams
+from core.wire import FinishReason
 from router.replicas import Member, Replica
 from router.rpc.gen import antiphon_pb2 as pb
 from router.text.request import (
+    NEUTRAL,
     ChatPrompt,
     ChosenToken,
     Prompt,
     PromptText,
+    SamplingDefaults,
     ServedModel,
     TextEvent,
     TextRequest,
@@ -41,7 +43,9 @@ _LOAD_FIELDS = (
 # --- requests ------------------------------------------------------------------------------------
 
 
-def generate_request(request: pb.GenerateRequest, timeout_s: float | None) -> TextRequest:
+def generate_request(
+    request: pb.GenerateRequest, timeout_s: float | None, defaults: SamplingDefaults = NEUTRAL
+) -> TextRequest:
     """A Generate call as the front door takes it; raises RequestError."""
     match request.WhichOneof("prompt"):
         case "text":
@@ -50,13 +54,15 @@ def generate_request(request: pb.GenerateRequest, timeout_s: float | None) -> Te
             prompt = tuple(request.token_ids.ids)
         case _:
             raise RequestError("prompt is missing: set text or token_ids", param="prompt")
-    return _request(prompt, request.options, timeout_s)
+    return _request(prompt, request.options, timeout_s, defaults)
 
 
-def chat_request(request: pb.ChatRequest, timeout_s: float | None) -> TextRequest:
+def chat_request(
+    request: pb.ChatRequest, timeout_s: float | None, defaults: SamplingDefaults = NEUTRAL
+) -> TextRequest:
     """A Chat call as the front door takes it."""
     prompt = chat_prompt(request.messages, request.chat_template_kwargs)
-    return _request(prompt, request.options, timeout_s)
+    return _request(prompt, request.options, timeout_s, defaults)
 
 
 def chat_prompt(messages: Iterable[pb.ChatMessage], template_args: Struct) -> ChatPrompt:
@@ -90,20 +96,24 @@ def _plain(value: Value) -> Any:  # opaque: JSON
             return None
 
 
-def _request(prompt: Prompt, options: pb.GenerationOptions, timeout_s: float | None) -> TextRequest:
+def _request(
+    prompt: Prompt,
+    options: pb.GenerationOptions,
+    timeout_s: float | None,
+    defaults: SamplingDefaults,
+) -> TextRequest:
     return TextRequest(
         # not the caller's: behind this router, ids of all its fronts must differ
         rid=f"grpc-{uuid.uuid4().hex}",
         prompts=(prompt,),
         n=_set(options, "n", 1),
         max_new_tokens=_set(options, "max_tokens", None),
-        sampling=SamplingParams(
-            max_new_tokens=0,  # the front door knows the context
-            temperature=_set(options, "temperature", 1.0),
-            top_p=_set(options, "top_p", 1.0),
-            top_k=_set(options, "top_k", 0),
-            min_p=options.min_p,
-            repetition_penalty=_set(options, "repetition_penalty", 1.0),
+        sampling=defaults.params(
+            temperature=_set(options, "temperature", None),
+            top_p=_set(options, "top_p", None),
+            top_k=_set(options, "top_k", None),
+            min_p=_set(options, "min_p", None),
+            repetition_penalty=_set(options, "repetition_penalty", None),
             presence_penalty=options.presence_penalty,
             frequency_penalty=options.frequency_penalty,
             logit_bias=tuple(sorted(options.logit_bias.items())),

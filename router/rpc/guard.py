@@ -26,18 +26,18 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the library ha
     ) -> Any:  # opaque: grpc's details of a call, and its handler
         if not call.method.startswith(_OPEN):
             try:
-                caller_of(self._keys, call.invocation_metadata)
+                self._keys.caller(authorization(call.invocation_metadata))
             except Unauthorized as error:
                 return _refusing(error)
         return await continuation(call)
 
 
-def caller_of(keys: Keys, metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """Who makes a call; raises Unauthorized."""
+def authorization(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
+    """What a call shows, if anything."""
     for name, value in metadata or ():
         if name == "authorization" and isinstance(value, str):
-            return keys.caller(value)
-    return keys.caller(None)
+            return value
+    return None
 
 
 def _refusing(error: Unauthorized) -> Any:  # opaque: grpc's handler

@@ -17,7 +17,7 @@ from router.replicas import Member, Replica
 from router.rpc import convert
 from router.rpc.errors import ID_IN_USE, Context, answering
 from router.rpc.gen import antiphon_pb2 as pb
-from router.rpc.guard import caller_of
+from router.rpc.guard import authorization
 from router.text.request import TextRequest
 from router.text.tokenizer import decode
 
@@ -32,6 +32,7 @@ class AntiphonService:
 
     def __init__(self, door: FrontDoor, members: Members, keys: Keys) -> None:
         self._door = door
+        self._defaults = door.model.sampling
         self._members = members
         self._keys = keys
         # running: caller and their request id -> the front door's
@@ -41,12 +42,12 @@ class AntiphonService:
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         async with answering(context):
-            asked = convert.generate_request(request, context.time_remaining())
+            asked = convert.generate_request(request, context.time_remaining(), self._defaults)
             await self._stream(asked, request.options, context)
 
     async def Chat(self, request: pb.ChatRequest, context: Context) -> None:
         async with answering(context):
-            asked = convert.chat_request(request, context.time_remaining())
+            asked = convert.chat_request(request, context.time_remaining(), self._defaults)
             await self._stream(asked, request.options, context)
 
     async def _stream(
@@ -93,7 +94,8 @@ class AntiphonService:
         return pb.AbortResponse(found=self._door.abort(rid))
 
     def _caller(self, context: Context) -> str:
-        return caller_of(self._keys, context.invocation_metadata())
+        """Who makes the call; that they may, the guard has seen."""
+        return self._keys.holder(authorization(context.invocation_metadata()))
 
     # --- tokens ------------------------------------------------------------------------------
 

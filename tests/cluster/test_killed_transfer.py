@@ -12,6 +12,7 @@ from core.wire import Role
 from disagg.transport.mooncake import MooncakeTransport
 from tests.support.eventually import eventually, run_tidy
 from tests.support.pd_hosts import pd_hosts
+from tests.support.tcp_sockets import CLOSE_WAIT, ESTABLISHED, sockets
 from tests.support.tiny_models import TINY_MOE
 
 pytestmark = pytest.mark.cluster
@@ -82,5 +83,23 @@ def test_a_decode_rank_whose_process_died_at_rest_has_a_new_address_for_the_next
             assert len((await pair.tokens(PROMPTS[0], 6)).ids) == 6
             report = await pair.transfers(Role.DECODE)
             assert (report.fences, report.retries, report.failed) == (1, 0, {})
+
+    run_tidy(main)
+
+
+def test_a_prefill_rank_that_is_told_of_a_fence_keeps_no_connection_to_the_dead_engine():
+    wire = Wire()
+
+    async def main() -> None:
+        async with pd_hosts(TINY_MOE, transport=wire.open, local_prefill="off") as pair:
+            await pair.tokens(PROMPTS[0], 6)
+            prefill, decode = wire.ends[Role.PREFILL], wire.ends[Role.DECODE]
+            connected, address = prefill.pid, decode.address
+            assert sockets(connected, ESTABLISHED) > 0
+            os.kill(decode.pid, signal.SIGKILL)
+            await eventually(lambda: decode.address != address)
+            await eventually(lambda: prefill.pid != connected)
+            assert sockets(prefill.pid, CLOSE_WAIT) == 0
+            assert len((await pair.tokens(PROMPTS[1], 6)).ids) == 6
 
     run_tidy(main)

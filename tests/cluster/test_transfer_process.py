@@ -18,11 +18,11 @@ from core.errors import EngineError, PreflightError, TransferError
 from disagg.transport.base import Copy, MemoryRegion
 from disagg.transport.mooncake import MooncakeTransport
 from tests.support.kv_peer import KvEnd, PeerProcess
+from tests.support.tcp_sockets import CLOSE_WAIT, sockets
 
 pytestmark = pytest.mark.cluster
 SIZE = 64 << 20
 PAGE = 4096
-CLOSE_WAIT = "08"
 CLOCK = RealClock()
 
 HOLD_AND_WAIT = """
@@ -52,18 +52,6 @@ def gone(pid):
     except (FileNotFoundError, ProcessLookupError):
         return True
     return words[0] == "Z" and words[17] == "1"
-
-
-def sockets(pid, state):
-    """How many TCP sockets in this state a process has."""
-    held = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            held.add(str(descriptor.readlink()))
-        except FileNotFoundError:
-            continue
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return sum(row[3] == state and f"socket:[{row[9]}]" in held for row in rows)
 
 
 def took(action):
@@ -243,7 +231,7 @@ class TestTheFence:
 
         writer = threading.Thread(target=run)
         writer.start()
-        until(lambda: source.transport._child._writes)
+        until(lambda: source.transport._child.underway._writes)
         assert took(source.transport.renew) < 5.0
         assert failed.wait(1.0)
         writer.join()

@@ -13,7 +13,8 @@ from tests.support.served import Served, serving, started
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
-PROCESSES = ("--model", "tiny-moe", "model.dtype=float32", "cluster.runtime=process")
+TINY = ("--model", "tiny-moe", "model.dtype=float32")
+PROCESSES = (*TINY, "cluster.runtime=process")
 PROMPT = [100 + 7 * i % 3900 for i in range(40)]
 TOKENS = 400
 SHORT = ("cluster.lease.renew_s=0.2", "cluster.lease.lease_s=2", "cluster.lease.orphan_s=3")
@@ -82,6 +83,31 @@ def test_a_stream_outlives_the_decode_rank_that_stands_still():
 
     # the session ends well before the lease, so that one can look between
     with serving("cpu", *PROCESSES, "router.rank_timeout_s=5") as served:
+        asyncio.run(scenario(served))
+
+
+def test_an_actor_of_ray_that_stands_still_is_killed_and_replaced():
+    """Ray itself does not mind: the process is there."""
+
+    async def scenario(served: Served) -> None:
+        undisturbed, disturbed = Stream(), Stream()
+        await undisturbed.follow(served)
+        before = served.rank("decode")["info"]
+        assert before["pid"] in {int(line.split()[0]) for line in served.processes()}
+        following = asyncio.create_task(disturbed.follow(served))
+        await eventually(lambda: len(disturbed.text) > 50)
+        os.kill(before["pid"], signal.SIGSTOP)
+        async with asyncio.timeout(60):
+            await following
+        assert (disturbed.end, disturbed.text) == ("length", undisturbed.text)
+        assert not alive(before["pid"])
+        after = served.rank("decode")
+        assert after["info"]["incarnation"] != before["incarnation"]
+        assert after["life"]["crashes"] == 1
+        assert after["life"]["problem"].startswith("no answer for 5 s")
+        await eventually(served.at_rest)
+
+    with serving("cpu", *TINY, "cluster.runtime=ray", "cluster.lease.lease_s=5") as served:
         asyncio.run(scenario(served))
 
 

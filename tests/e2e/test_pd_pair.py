@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 
+import pytest
+
 from core.wire import Role, Usage
 from disagg.transport.base import Copy
 from disagg.transport.inproc import Hub
 from tests.support.eventually import run_tidy
 from tests.support.pd_hosts import pd_hosts
+from tests.support.real_engine import generate, tokens, unified_engine
 from tests.support.tiny_models import TINY_MOE
 
 
@@ -16,11 +19,16 @@ def words(start: int, count: int) -> list[int]:
     return [100 + (start + 7 * i) % 3000 for i in range(count)]
 
 
-def test_of_a_conversation_only_new_tokens_cross():
-    """And one more in each turn: the KV of an answer's last token was never computed."""
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_of_a_conversation_only_new_tokens_cross(page_size):
+    """And one more in each turn: the KV of an answer's last token was never computed.
+
+    With pages of 16 both ranks copy what they have of a conversation's last page.
+    """
 
     async def main() -> None:
-        async with pd_hosts(TINY_MOE, local_prefill="off") as pair:
+        async with pd_hosts(TINY_MOE, local_prefill="off", page_size=page_size) as pair:
+            assert (await pair.status(Role.DECODE)).info.page_size == page_size
             each = (await pair.status(Role.PREFILL)).info.kv_bytes_per_token
             prompt, before = words(0, 40), 0
             for turn in range(10):
@@ -34,8 +42,12 @@ def test_of_a_conversation_only_new_tokens_cross():
             report = await pair.transfers(Role.DECODE)
             assert report.placed == {"remote_off": 10}
             assert report.delta_tokens * each == sent
+            answers.append(prompt)
 
+    answers: list[list[int]] = []
     run_tidy(main)
+    plain = generate(unified_engine(TINY_MOE), [words(0, 40)], 8, ignore_eos=True)
+    assert answers[0][40:48] == tokens(plain[0])
 
 
 def test_short_remainders_are_computed_by_the_decode_rank_and_give_the_same_answer():

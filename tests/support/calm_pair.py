@@ -13,8 +13,8 @@ from worker.roles.local_prefill import Mode
 class CalmPair(PdWorld):
     """``settle`` lets everything that is under way arrive."""
 
-    def __init__(self, seed: int = 0, local: Mode = "off") -> None:
-        super().__init__(seed, local=local, overlap=False)
+    def __init__(self, seed: int = 0, local: Mode = "off", page_size: int = 1) -> None:
+        super().__init__(seed, local=local, overlap=False, page_size=page_size)
         self.chunks: dict[str, list[TokenChunk]] = {"prefill": [], "decode": []}
 
     def ask(

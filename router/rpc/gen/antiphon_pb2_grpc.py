@@ -104,7 +104,8 @@ class AntiphonServicer:
 
     def Abort(self, request, context):
         """Stop the running request with exactly this id: its choices end with FINISH_REASON_ABORT, and
-        its call with OK. Knowing the id is all the right it takes.
+        its call with OK. A request_id that a caller chose is found by callers with the same key alone;
+        an id that the server drew, by whoever knows it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

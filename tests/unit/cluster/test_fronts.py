@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from cluster.fronts import banner, listen
-from cluster.serve import task_group
+from cluster.tasks import task_group
 from core import presets
 from core.config import RouterConfig
 from core.errors import ConfigError, EngineError, PreflightError

@@ -108,6 +108,15 @@ def test_the_pool_is_sized_by_tokens_or_by_memory():
     assert by_tokens.group.kv_tokens == 77
 
 
+def test_a_pool_of_so_much_memory_is_rounded_down_to_whole_pages():
+    each = plan({"unified": {"kv_memory_mib": 2}}).kv_bytes_per_token
+    tokens = 2 * 2**20 // each
+    (paged,) = specs({"unified": {"kv_memory_mib": 2, "page_size": 1000}})
+    assert paged.group.kv_tokens == tokens // 1000 * 1000 < tokens
+    with pytest.raises(ConfigError, match=f"not even a page of {tokens + 1} tokens"):
+        specs({"unified": {"kv_memory_mib": 2, "page_size": tokens + 1}})
+
+
 def test_a_pool_that_holds_nothing_names_the_fix():
     with pytest.raises(ConfigError, match="kv_memory_mib=1 holds not even two tokens"):
         plan({"unified": {"kv_memory_mib": 1}}, layers=10**6).ranks()

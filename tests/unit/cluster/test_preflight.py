@@ -6,8 +6,9 @@ import socket
 
 import pytest
 
-from cluster import preflight
-from cluster.preflight import MIB, Machine
+from cluster import memory, preflight
+from cluster.memory import MIB
+from cluster.preflight import Machine
 from core import presets
 from core.errors import ConfigError, ModelError, PreflightError
 from tests.support import gguf_files
@@ -122,41 +123,41 @@ def test_listening_sockets_are_read_from_the_table():
 
 def test_memory_is_weights_and_pools_of_all_ranks_and_the_processes(folder):
     config = cpu("decode.replicas=2", "prefill.kv_memory_mib=100", "decode.kv_memory_mib=10")
-    needed = preflight.memory_needed(config, read_spec(folder), 7 * MIB)
+    needed = memory.memory_needed(config, read_spec(folder), 7 * MIB)
     assert needed["weights"] == 3 * 7 * MIB
     assert needed["KV"] == (100 + 2 * 10) * MIB
-    assert needed["processes"] == 4 * preflight.PROCESS_BYTES
-    assert needed["Ray"] == preflight.RAY_BYTES
+    assert needed["processes"] == 4 * memory.PROCESS_BYTES
+    assert needed["Ray"] == memory.RAY_BYTES
 
 
 def test_fp32_doubles_weights_and_a_pool_counted_in_tokens(folder):
     spec = read_spec(folder)
     per_token = gguf_files.LAYERS * 2 * gguf_files.KV_HEADS * 8
-    half = preflight.memory_needed(cpu("decode.kv_tokens=1000"), spec, MIB)
-    full = preflight.memory_needed(cpu("decode.kv_tokens=1000", "model.dtype=float32"), spec, MIB)
+    half = memory.memory_needed(cpu("decode.kv_tokens=1000"), spec, MIB)
+    full = memory.memory_needed(cpu("decode.kv_tokens=1000", "model.dtype=float32"), spec, MIB)
     assert half["KV"] == 1024 * MIB + 1000 * per_token * 2
     assert full["KV"] == 1024 * MIB + 1000 * per_token * 4
     assert full["weights"] == 2 * half["weights"]
 
 
 def test_a_cluster_in_one_process_needs_no_ray(folder):
-    needed = preflight.memory_needed(cpu("cluster.runtime=local"), read_spec(folder), MIB)
-    assert (needed["processes"], needed["Ray"]) == (preflight.PROCESS_BYTES, 0)
+    needed = memory.memory_needed(cpu("cluster.runtime=local"), read_spec(folder), MIB)
+    assert (needed["processes"], needed["Ray"]) == (memory.PROCESS_BYTES, 0)
 
 
 def test_ranks_as_plain_processes_need_no_ray(folder):
     config = cpu("cluster.runtime=process")
-    needed = preflight.memory_needed(config, read_spec(folder), MIB)
-    assert (needed["processes"], needed["Ray"]) == (3 * preflight.PROCESS_BYTES, 0)
+    needed = memory.memory_needed(config, read_spec(folder), MIB)
+    assert (needed["processes"], needed["Ray"]) == (3 * memory.PROCESS_BYTES, 0)
     no_ray = machine(absent=frozenset({"ray"}))
     assert preflight.packages_problem(config, no_ray) is None
 
 
 def test_too_little_memory_says_how_much_and_what_to_change(folder):
     spec = read_spec(folder)
-    needed = sum(preflight.memory_needed(cpu(), spec, MIB).values())
-    assert preflight.memory_problem(cpu(), spec, MIB, machine(available_bytes=needed)) is None
-    problem = preflight.memory_problem(cpu(), spec, MIB, machine(available_bytes=needed - 1))
+    needed = sum(memory.memory_needed(cpu(), spec, MIB).values())
+    assert memory.memory_problem(cpu(), spec, MIB, needed) is None
+    problem = memory.memory_problem(cpu(), spec, MIB, needed - 1)
     assert problem is not None
     assert "KV 2.0 GiB" in problem
     assert "kv_memory_mib" in problem
@@ -165,8 +166,8 @@ def test_too_little_memory_says_how_much_and_what_to_change(folder):
 def test_a_rank_that_no_machine_holds_is_named_with_both_numbers_and_its_key(folder):
     config, spec = cpu("decode.kv_tokens=1000000000000"), read_spec(folder)
     for problem, has in (
-        (preflight.memory_problem(config, spec, MIB, GOOD), "64.0 GiB is available"),
-        (preflight.plan_problem(config, spec, MIB, 64 << 30), "this machine has 64.0 GiB"),
+        (memory.memory_problem(config, spec, MIB, GOOD.available_bytes), "64.0 GiB is available"),
+        (memory.plan_problem(config, spec, MIB, 64 << 30), "this machine has 64.0 GiB"),
     ):
         assert problem is not None
         pool = 10**12 * gguf_files.LAYERS * 2 * gguf_files.KV_HEADS * 8 * 2 / 2**30
@@ -174,48 +175,48 @@ def test_a_rank_that_no_machine_holds_is_named_with_both_numbers_and_its_key(fol
         assert f"a KV pool of 1000000000000 tokens {pool:.1f} GiB" in problem
         assert problem.endswith(f"{has}: set a smaller decode.kv_tokens")
     wide = cpu("prefill.kv_memory_mib=99000000")
-    problem = preflight.memory_problem(wide, spec, MIB, GOOD)
+    problem = memory.memory_problem(wide, spec, MIB, GOOD.available_bytes)
     assert problem is not None
     assert problem.endswith("set a smaller prefill.kv_memory_mib")
 
 
 def test_a_model_that_no_rank_holds_is_too_large(folder):
-    problem = preflight.plan_problem(cpu(), read_spec(folder), 1 << 40, 64 << 30)
+    problem = memory.plan_problem(cpu(), read_spec(folder), 1 << 40, 64 << 30)
     assert problem is not None
     assert problem.endswith("the model is too large for it")
 
 
 def test_a_plan_compares_the_whole_where_all_ranks_are_here(folder):
     config, spec = cpu("decode.replicas=99"), read_spec(folder)
-    problem = preflight.plan_problem(config, spec, MIB, 64 << 30)
+    problem = memory.plan_problem(config, spec, MIB, 64 << 30)
     assert problem is not None
     assert "all ranks together need about 1" in problem
     away = cpu("decode.replicas=99", "cluster.address=10.0.0.1:6379")
-    assert preflight.plan_problem(away, spec, MIB, 64 << 30) is None
-    assert preflight.plan_problem(cpu(), spec, MIB, 64 << 30) is None
+    assert memory.plan_problem(away, spec, MIB, 64 << 30) is None
+    assert memory.plan_problem(cpu(), spec, MIB, 64 << 30) is None
 
 
 def test_memory_of_other_machines_is_not_known_here(folder):
     config = cpu("decode.kv_tokens=1000000000000", "cluster.address=10.0.0.1:6379")
-    assert preflight.memory_problem(config, read_spec(folder), MIB, GOOD) is None
+    assert memory.memory_problem(config, read_spec(folder), MIB, GOOD.available_bytes) is None
 
 
 def test_the_memory_of_this_machine_is_read():
-    assert preflight.read_machine().available_bytes <= preflight.total_bytes() < 1 << 50
+    assert preflight.read_machine().available_bytes <= memory.total_bytes() < 1 << 50
 
 
 def test_memory_that_can_be_taken():
     text = "MemTotal: 9 kB\nMemAvailable:  2048 kB\n"
-    assert preflight.meminfo_bytes(text, "MemAvailable") == 2 * MIB
-    assert preflight.meminfo_bytes(text, "MemTotal") == 9 * 1024
+    assert memory.meminfo_bytes(text, "MemAvailable") == 2 * MIB
+    assert memory.meminfo_bytes(text, "MemTotal") == 9 * 1024
     with pytest.raises(PreflightError, match="MemAvailable"):
-        preflight.meminfo_bytes("MemTotal: 9 kB\n", "MemAvailable")
+        memory.meminfo_bytes("MemTotal: 9 kB\n", "MemAvailable")
 
 
 def test_a_control_group_limits_but_its_page_cache_gives_way():
     stat = "anon 700\nfile 300\ninactive_file 250\n"
-    assert preflight.cgroup_available("1500\n", "1000\n", stat) == 750
-    assert preflight.cgroup_available("max\n", "1000\n", stat) > 1 << 60
+    assert memory.cgroup_available("1500\n", "1000\n", stat) == 750
+    assert memory.cgroup_available("max\n", "1000\n", stat) > 1 << 60
 
 
 def test_little_shared_memory_is_a_warning(folder):

@@ -24,6 +24,15 @@ PAIR = {"prefill": {}, "decode": {}}
         (PAIR | {"cluster": {"log_level": "loud"}}, ["loud", "$.cluster.log_level"]),
         (PAIR | {"router": {"port": 70000}}, ["between 0", "$.router"]),
         (PAIR | {"router": {"queue_limit": 0}}, ["queue_limit", "$.router"]),
+        (
+            {"unified": {"kv_tokens": 1000, "page_size": 16}},
+            ["kv_tokens=1000 must be a multiple of page_size=16", "$.unified"],
+        ),
+        ({"unified": {"page_size": 0}}, ["page_size must be at least 1", "$.unified"]),
+        (
+            {"prefill": {"page_size": 16}, "decode": {}},
+            ["page_size is 16 for prefill and 1 for decode", "equal sizes"],
+        ),
         (PAIR | {"disagg": {"protocol": "smoke"}}, ["smoke", "$.disagg.protocol"]),
         (PAIR | {"disagg": {"peer_timeout_s": 0}}, ["peer_timeout_s", "$.disagg"]),
         (PAIR | {"disagg": {"transport": "mooncake_inline"}}, ["peer_timeout_s", "to 8 or more"]),

@@ -61,6 +61,18 @@ def test_a_region_beyond_the_limit_is_read_from_its_latest_token_back(monkeypatc
     assert digests(GEOMETRY, bases(regions), slots, 0) != before
 
 
+def test_whole_digests_read_all_regions_and_tokens_beyond_the_limit(monkeypatch):
+    monkeypatch.setattr(checksum, "CHECK_BYTES", 2 * 16)
+    regions, slots = pool(), np.arange(8, dtype=np.int32)
+    before = digests(GEOMETRY, bases(regions), slots, 0, whole=True)
+    assert len(before) == 3
+    for region in regions:
+        region[0] ^= 1
+        after = digests(GEOMETRY, bases(regions), slots, 0, whole=True)
+        assert after != before
+        before = after
+
+
 def test_nothing_that_crossed_has_no_digests():
     assert digests(GEOMETRY, bases(pool()), np.empty(0, np.int32), 1) == ()
 

@@ -28,6 +28,13 @@ def test_with_keys_only_their_holders_may_ask_and_each_has_a_name():
         assert "key-a" not in str(caught.value)
 
 
+@pytest.mark.parametrize("keys", [Keys(), Keys([], ["root"]), Keys(["key-a", "key-b"], ["root"])])
+def test_whoever_was_let_pass_has_the_same_name_afterwards(keys):
+    for shown in (A, B, ROOT):
+        assert keys.holder(shown) == keys.caller(shown)
+    assert keys.holder(None) == ""
+
+
 def test_without_an_admin_key_whoever_may_ask_may_operate_on_this_machine_only():
     keys = Keys(["key-a"])
     keys.operator(A)

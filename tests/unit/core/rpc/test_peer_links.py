@@ -14,8 +14,7 @@ from tests.support.eventually import eventually, run_tidy
 from tests.support.step_thread import StepThread, serving
 from tests.support.wires import incarnation
 
-QUICK = LinkPace(heartbeat_s=0.03, silence_s=0.2)
-MUTE = LinkPace(heartbeat_s=60.0, silence_s=60.0)
+QUICK = LinkPace(heartbeat_s=0.04, silence_s=0.6)
 
 
 class Calling:
@@ -74,7 +73,7 @@ def test_heartbeats_keep_an_idle_link():
             side.send(rank.info.incarnation, b"one")
             await eventually(lambda: side.heard)
             loop = asyncio.get_running_loop()
-            late = loop.time() + 3 * QUICK.silence_s
+            late = loop.time() + 2 * QUICK.silence_s
             await eventually(lambda: loop.time() > late)
             side.send(rank.info.incarnation, b"two")
             await eventually(lambda: len(side.heard) == 2)
@@ -115,26 +114,6 @@ def test_a_caller_that_leaves_is_lost():
                 await eventually(lambda: len(rank.seen(events.PeerMessage)) == 2)
                 assert rank.seen(events.PeerMessage)[1].peer != message.peer
                 assert again.heard == []
-
-    run_tidy(main)
-
-
-def test_silence_of_the_answering_side_is_a_loss():
-    async def main() -> None:
-        async with serving(ServerLimits(peer_pace=MUTE)) as rank, calling(QUICK) as side:
-            peer = side.send(rank.info.incarnation, b"one")
-            await eventually(lambda: side.lost == [peer])
-            await eventually(lambda: rank.seen(events.PeerLost))
-
-    run_tidy(main)
-
-
-def test_silence_of_the_calling_side_is_a_loss():
-    async def main() -> None:
-        async with serving(ServerLimits(peer_pace=QUICK)) as rank, calling(MUTE) as side:
-            peer = side.send(rank.info.incarnation, b"one")
-            await eventually(lambda: rank.seen(events.PeerLost))
-            await eventually(lambda: side.lost == [peer])
 
     run_tidy(main)
 

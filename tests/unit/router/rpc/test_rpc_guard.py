@@ -36,6 +36,10 @@ CALLS = {
 }
 
 
+def test_these_are_all_calls_of_the_service():
+    assert set(CALLS) == set(pb.DESCRIPTOR.services_by_name["Antiphon"].methods_by_name)
+
+
 async def answer(client: Client, method: str, **options: Any) -> Any:
     made = getattr(client.stub, method)(CALLS[method], **options)
     return await (all_of(made) if method in ("Generate", "Chat") else made)
