@@ -37,14 +37,14 @@ class Sequences:
         scale: float,
     ) -> Float[Tensor, "n heads v_dim"]:
         """Causal attention of every query over the keys of its sequence."""
-        order, nodes = self._tree(q.shape[2])
+        order, nodes = self.tree(q.shape[2])
         out: Tensor = torch.ops.antiphon.attention(
             q, k, v, self.spans, self.slots, scale, order, nodes
         )
         return out
 
-    def _tree(self, dim: int) -> Tree | tuple[None, None]:
-        """Which sequences share which blocks of keys; found once a step, by its first layer."""
+    def tree(self, dim: int) -> Tree | tuple[None, None]:
+        """Which sequences share which blocks of keys, for heads of ``dim`` numbers; found once."""
         if not self.share or len(self.spans) == 1:
             return None, None
         if dim not in self.trees:
@@ -76,6 +76,11 @@ class CpuPlan:
             Sequences.of(spans, slots, share),
             tuple(span for span in spans if span[1] - span[0] > 1),
         )
+
+    def keys(self, dim: int) -> tuple[Tensor | None, ...]:
+        """The step's sequences and what they share, as a recording takes them."""
+        sequences = self.sequences
+        return sequences.spans, sequences.slots, *sequences.tree(dim)
 
     def without(self, some: tuple[Span, ...]) -> tuple[Int64[Tensor, "n"], Sequences]:
         """The sequences without ``some``, over their tokens alone, and these tokens."""

@@ -247,8 +247,7 @@ class Worker {
 };
 
 template <class T>
-void attend_all(const Attention& call) {
-  const Schedule plan = schedule(call);
+void attend_all(const Attention& call, const Schedule& plan) {
   const int64_t kept_rows = plan.kept * (call.heads / call.kv_heads);
   // the caller's, for all threads of this call
   static thread_local Scratch<float> kept, partials;
@@ -269,11 +268,13 @@ void attend_all(const Attention& call) {
 
 }  // namespace
 
-void attend(const Attention& call) {
+void attend(const Attention& call) { attend(call, schedule(call)); }
+
+void attend(const Attention& call, const Schedule& plan) {
   if (call.type == Type::BF16)
-    attend_all<Bf16>(call);
+    attend_all<Bf16>(call, plan);
   else
-    attend_all<Fp32>(call);
+    attend_all<Fp32>(call, plan);
 }
 
 void scatter(const Scatter& call) {

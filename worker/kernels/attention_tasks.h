@@ -39,6 +39,9 @@ struct Schedule {
 
 Schedule schedule(const Attention& call);
 
+// attend() in a schedule that was made for the same sequences and shapes.
+void attend(const Attention& call, const Schedule& plan);
+
 // How much memory the sums of so many rows take: whole vectors.
 int64_t sum_numbers(const Attention& call, int64_t rows);
 

@@ -108,6 +108,16 @@ struct RmsNorm {
 };
 void rms_norm(const RmsNorm& call);
 
+// x += delta, row by row.
+struct Add {
+  Type type;
+  void* x;            // [rows, size]
+  const void* delta;  // [rows, size]
+  int64_t x_stride, delta_stride, rows, size;
+  int threads;
+};
+void add(const Add& call);
+
 // Rotates neighbouring pairs in place; `rotations` is [T, pairs] of (cos, sin).
 struct Rotate {
   Type type;

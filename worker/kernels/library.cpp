@@ -6,64 +6,22 @@
 #include <ATen/ops/from_blob.h>
 #include <torch/library.h>
 
-#include <vector>
-
 #include <algorithm>
 #include <limits>
 #include <vector>
 
+#include "checks.h"
 #include "huge.h"
 #include "kernels.h"
+#include "recording.h"
 
 namespace antiphon {
 namespace {
 
 using at::Tensor;
 
-Type type_of(const Tensor& t) {
-  TORCH_CHECK(t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16,
-              "float32 or bfloat16 is needed, not ", t.scalar_type());
-  return t.scalar_type() == at::kFloat ? Type::FP32 : Type::BF16;
-}
-
-// bfloat16 is read in words of two.
-void check(const Tensor& t, const Tensor& like, int64_t dims) {
-  TORCH_CHECK(t.dim() == dims, "expected ", dims, " dimensions, not ", t.dim());
-  TORCH_CHECK(t.scalar_type() == like.scalar_type(), "tensors differ in dtype");
-  TORCH_CHECK(t.size(-1) <= 1 || t.stride(-1) == 1, "the last dimension must be contiguous");
-}
-void check_words(const Tensor& t, const Tensor& like, int64_t dims) {
-  check(t, like, dims);
-  if (type_of(t) == Type::FP32) return;
-  TORCH_CHECK(t.size(-1) % 2 == 0, "a bfloat16 head must have an even dimension");
-  for (int64_t d = 0; d + 1 < dims; ++d)
-    TORCH_CHECK(t.size(d) <= 1 || t.stride(d) % 2 == 0, "strides must be even");
-  TORCH_CHECK(reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 4 == 0, "unaligned tensor");
-}
-// One-dimensional and within [0, limit): a kernel would read or write anywhere.
-const int64_t* indices(const Tensor& t, int64_t limit) {
-  TORCH_CHECK(t.dim() == 1 && t.scalar_type() == at::kLong && t.is_contiguous(),
-              "slots must be contiguous int64");
-  const int64_t* slots = t.const_data_ptr<int64_t>();
-  const int64_t count = t.size(0);
-  bool outside = false;
-  for (int64_t i = 0; i < count; ++i) outside |= slots[i] < 0 || slots[i] >= limit;
-  TORCH_CHECK(!outside, "a slot lies outside the pool");
-  return slots;
-}
-const Span* spans_of(const Tensor& t, int64_t queries, int64_t keys) {
-  TORCH_CHECK(t.dim() == 2 && t.size(1) == 4 && t.scalar_type() == at::kLong && t.is_contiguous(),
-              "four numbers a sequence are needed");
-  const Span* spans = static_cast<const Span*>(t.const_data_ptr());
-  for (int64_t b = 0; b < t.size(0); ++b) {
-    const Span& s = spans[b];
-    const int64_t own = s.end_query - s.first_query;
-    TORCH_CHECK(s.first_query >= 0 && own >= 0 && s.end_query <= queries && s.first_key >= 0 &&
-                    s.end_key <= keys && s.end_key - s.first_key >= own,
-                "a sequence lies outside the step");
-  }
-  return spans;
-}
+// For what would not be done again when a recording runs.
+void not_recorded() { TORCH_CHECK(!Recording::current(), "this operator cannot be recorded"); }
 
 // Which sequences share which blocks of keys, for heads of `dim` numbers: see PrefixTree.
 std::tuple<Tensor, Tensor> prefix_tree_of(const Tensor& spans, const Tensor& slots, int64_t dim) {
@@ -80,38 +38,6 @@ std::tuple<Tensor, Tensor> prefix_tree_of(const Tensor& spans, const Tensor& slo
   return {order, nodes};
 }
 
-// A tree must fit to its step: a kernel would read anywhere. Whether slots are really the same is
-// not looked at.
-void set_tree(Attention& call, const std::optional<Tensor>& order,
-              const std::optional<Tensor>& nodes) {
-  if (!order || !nodes) return;
-  TORCH_CHECK(order->dim() == 1 && order->size(0) == call.sequences && nodes->dim() == 2 &&
-                  nodes->size(1) == 4 && order->scalar_type() == at::kLong &&
-                  nodes->scalar_type() == at::kLong && order->is_contiguous() &&
-                  nodes->is_contiguous(),
-              "a tree of this step is needed");
-  call.order = indices(*order, call.sequences);
-  call.nodes = static_cast<const PrefixNode*>(nodes->const_data_ptr());
-  call.node_count = nodes->size(0);
-  const int64_t block = block_keys(call.dim);
-  std::vector<int64_t> done(call.sequences, -1);
-  for (int64_t i = 0; i < call.sequences; ++i) ++done[call.order[i]];
-  bool fits = std::all_of(done.begin(), done.end(), [](int64_t n) { return n == 0; });
-  for (int64_t i = 0; fits && i < call.node_count; ++i) {
-    const PrefixNode& node = call.nodes[i];
-    fits = node.first >= 0 && node.first < node.end && node.end <= call.sequences &&
-           node.from < node.to;
-    for (int64_t place = node.first; fits && place < node.end; ++place) {
-      const Span& span = call.spans[call.order[place]];
-      const int64_t own = span.end_query - span.first_query;
-      fits = done[call.order[place]] == node.from &&
-             node.to <= (span.end_key - span.first_key - own + 1) / block;
-      done[call.order[place]] = node.to;
-    }
-  }
-  TORCH_CHECK(fits, "the tree does not fit to the step");
-}
-
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& spans,
                  const Tensor& slots, double scale, const std::optional<Tensor>& order,
                  const std::optional<Tensor>& nodes) {
@@ -121,15 +47,17 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   TORCH_CHECK(q.size(2) == k.size(2) && k.size(1) == v.size(1) && q.size(1) % k.size(1) == 0,
               "queries, keys and values do not fit together");
   TORCH_CHECK(scale > 0, "scale must be positive");
-  Tensor out = at::empty({q.size(0), q.size(1), v.size(2)}, q.options());
+  const int64_t pool_slots = std::min(k.size(0), v.size(0));
+  Tensor out = result({q.size(0), q.size(1), v.size(2)}, q.options());
   Attention call = {
       type_of(q), q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(),
       out.mutable_data_ptr(),
       {q.stride(0), q.stride(1)}, {k.stride(0), k.stride(1)}, {v.stride(0), v.stride(1)},
-      spans_of(spans, q.size(0), slots.size(0)), indices(slots, std::min(k.size(0), v.size(0))),
+      spans_of(spans, q.size(0), slots.size(0)), indices(slots, pool_slots),
       spans.size(0), q.size(1), k.size(1), q.size(2), v.size(2),
       static_cast<float>(scale), at::get_num_threads(), nullptr, nullptr, 0};
   set_tree(call, order, nodes);
+  if (Recording* recording = Recording::current()) recording->add_attention(call, pool_slots);
   attend(call);
   return out;
 }
@@ -150,9 +78,11 @@ void scatter_rows(Tensor& to, const Tensor& slots, const Tensor& from) {
                   row_numbers(to) == row_numbers(from),
               "rows do not fit");
   const int64_t size = from.element_size();
-  scatter({static_cast<const char*>(from.const_data_ptr()),
-           static_cast<char*>(to.mutable_data_ptr()), from.stride(0) * size, to.stride(0) * size,
-           row_numbers(to) * size, indices(slots, to.size(0)), from.size(0)});
+  const Scatter call = {
+      static_cast<const char*>(from.const_data_ptr()), static_cast<char*>(to.mutable_data_ptr()),
+      from.stride(0) * size, to.stride(0) * size, row_numbers(to) * size,
+      indices(slots, to.size(0)), from.size(0)};
+  perform([call] { scatter(call); });
 }
 
 // What the linear operators read: [outer, inner], or [matrices, outer, inner] with any strides. Its
@@ -184,17 +114,22 @@ void multiply(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
     check(*bias, x, 1);
     TORCH_CHECK(bias->size(0) == outer, "the bias does not fit");
   }
-  linear({type_of(x), type_of(out), x.const_data_ptr(),
-          static_cast<const uint32_t*>(weight.const_data_ptr()),
-          bias ? bias->const_data_ptr() : nullptr, out.mutable_data_ptr(), x.stride(0),
-          out.stride(0), inner, outer, parts.data(), int64_t(parts.size()), at::get_num_threads()});
+  Linear call = {
+      type_of(x), type_of(out), x.const_data_ptr(),
+      static_cast<const uint32_t*>(weight.const_data_ptr()),
+      bias ? bias->const_data_ptr() : nullptr, out.mutable_data_ptr(), x.stride(0),
+      out.stride(0), inner, outer, nullptr, int64_t(parts.size()), at::get_num_threads()};
+  perform([call, parts]() mutable {
+    call.part = parts.data();
+    linear(call);
+  });
 }
 
 // x weightᵀ + bias, in fp32 where `wide`, else in x's dtype.
 Tensor linear_rows(const Tensor& x, const Tensor& weight, int64_t outer,
                    const std::optional<Tensor>& bias, bool wide) {
   check(x, x, 2);
-  Tensor out = at::empty({x.size(0), outer}, wide ? x.options().dtype(at::kFloat) : x.options());
+  Tensor out = result({x.size(0), outer}, wide ? x.options().dtype(at::kFloat) : x.options());
   multiply(x, weight, bias, out, outer, {{0, 0, x.size(0)}});
   return out;
 }
@@ -202,6 +137,7 @@ Tensor linear_rows(const Tensor& x, const Tensor& weight, int64_t outer,
 // The first counts[0] rows of x times the first matrix, the next counts[1] times the second, ..
 Tensor linear_groups(const Tensor& x, const Tensor& weight, int64_t outer, at::IntArrayRef counts) {
   check(x, x, 2);
+  not_recorded();  // the counts are this step's
   std::vector<Part> parts;
   int64_t row = 0;
   for (const int64_t rows : counts) {
@@ -239,23 +175,23 @@ RmsNorm norm_of(const Tensor& x, const Tensor& weight, const Tensor& out, double
 }
 
 Tensor rms_norm_new(const Tensor& x, const Tensor& weight, double eps) {
-  Tensor out = at::empty(x.sizes(), x.options());
-  rms_norm(norm_of(x, weight, out, eps));
+  Tensor out = result(x.sizes(), x.options());
+  perform([call = norm_of(x, weight, out, eps)] { rms_norm(call); });
   return out;
 }
 
 void rms_norm_in_place(Tensor& x, const Tensor& weight, double eps) {
-  rms_norm(norm_of(x, weight, x, eps));
+  perform([call = norm_of(x, weight, x, eps)] { rms_norm(call); });
 }
 
 Tensor add_rms_norm(Tensor& x, const Tensor& delta, const Tensor& weight, double eps) {
   check(delta, x, 2);
   TORCH_CHECK(x.sizes() == delta.sizes(), "shapes differ");
-  Tensor out = at::empty(x.sizes(), x.options());
+  Tensor out = result(x.sizes(), x.options());
   RmsNorm call = norm_of(x, weight, out, eps);
   call.delta = delta.const_data_ptr();
   call.delta_stride = delta.stride(0);
-  rms_norm(call);
+  perform([call] { rms_norm(call); });
   return out;
 }
 
@@ -264,22 +200,37 @@ void rotate_in_place(Tensor& x, const Tensor& rotations) {
   TORCH_CHECK(rotations.scalar_type() == at::kComplexFloat && rotations.is_contiguous() &&
                   rotations.numel() * 2 == x.size(0) * x.size(2),
               "one rotation a pair is needed");
-  rotate({type_of(x), x.mutable_data_ptr(), {x.stride(0), x.stride(1)},
-          static_cast<const float*>(rotations.const_data_ptr()), x.size(0), x.size(1),
-          x.size(2) / 2, at::get_num_threads()});
+  const Rotate call = {
+      type_of(x), x.mutable_data_ptr(), {x.stride(0), x.stride(1)},
+      static_cast<const float*>(rotations.const_data_ptr()), x.size(0), x.size(1),
+      x.size(2) / 2, at::get_num_threads()};
+  perform([call] { rotate(call); });
 }
 
 Tensor silu_mul_new(const Tensor& x) {
   check(x, x, 2);
   TORCH_CHECK(x.size(1) % 2 == 0, "two halves are needed");
-  Tensor out = at::empty({x.size(0), x.size(1) / 2}, x.options());
-  silu_mul({type_of(x), x.const_data_ptr(), out.mutable_data_ptr(), x.stride(0), x.size(0),
-            x.size(1) / 2, at::get_num_threads()});
+  Tensor out = result({x.size(0), x.size(1) / 2}, x.options());
+  const SiluMul call = {
+      type_of(x), x.const_data_ptr(), out.mutable_data_ptr(), x.stride(0), x.size(0),
+      x.size(1) / 2, at::get_num_threads()};
+  perform([call] { silu_mul(call); });
   return out;
+}
+
+// x += delta.
+void add_in_place(Tensor& x, const Tensor& delta) {
+  check(x, x, 2);
+  check(delta, x, 2);
+  TORCH_CHECK(x.sizes() == delta.sizes(), "shapes differ");
+  const Add call = {type_of(x), x.mutable_data_ptr(), delta.const_data_ptr(), x.stride(0),
+                    delta.stride(0), x.size(0), x.size(1), at::get_num_threads()};
+  perform([call] { add(call); });
 }
 
 Tensor argmax_rows(const Tensor& x) {
   check(x, x, 2);
+  not_recorded();
   TORCH_CHECK(x.scalar_type() == at::kFloat && x.size(1) > 0, "fp32 rows are needed");
   Tensor out = at::empty({x.size(0)}, x.options().dtype(at::kLong));
   argmax({x.const_data_ptr<float>(), out.mutable_data_ptr<int64_t>(), x.stride(0), x.size(0),
@@ -291,6 +242,7 @@ Tensor argmax_rows(const Tensor& x) {
 std::tuple<Tensor, Tensor> sample_rows(const Tensor& logits, const Tensor& shares,
                                        const Tensor& numbers) {
   check(logits, logits, 2);
+  not_recorded();
   const int64_t rows = logits.size(0);
   TORCH_CHECK(logits.scalar_type() == at::kFloat && logits.size(1) > 0, "fp32 rows are needed");
   TORCH_CHECK(shares.scalar_type() == at::kDouble && numbers.scalar_type() == at::kLong &&
@@ -324,6 +276,7 @@ TORCH_LIBRARY(antiphon, library) {
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   library.def("rms_norm_(Tensor(a!) x, Tensor weight, float eps) -> ()");
   library.def("add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps) -> Tensor");
+  library.def("add_(Tensor(a!) x, Tensor delta) -> ()");
   library.def("rotate_(Tensor(a!) x, Tensor rotations) -> ()");
   library.def("silu_mul(Tensor x) -> Tensor");
   library.def("argmax(Tensor x) -> Tensor");
@@ -341,6 +294,7 @@ TORCH_LIBRARY_IMPL(antiphon, CPU, library) {
   library.impl("rms_norm", &rms_norm_new);
   library.impl("rms_norm_", &rms_norm_in_place);
   library.impl("add_rms_norm", &add_rms_norm);
+  library.impl("add_", &add_in_place);
   library.impl("rotate_", &rotate_in_place);
   library.impl("silu_mul", &silu_mul_new);
   library.impl("argmax", &argmax_rows);

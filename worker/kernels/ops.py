@@ -47,6 +47,16 @@ def add_rms_norm(
     return F.rms_norm(x.add_(delta), weight.shape, weight, eps)
 
 
+def add_(
+    x: Float[Tensor, "rows size"], delta: Float[Tensor, "rows size"]
+) -> Float[Tensor, "rows size"]:
+    """Add ``delta`` to ``x`` in place."""
+    if suits(x):
+        torch.ops.antiphon.add_(x, delta)
+        return x
+    return x.add_(delta)
+
+
 def rotate_(
     x: Float[Tensor, "T heads dim"], rotations: Complex64[Tensor, "T 1 pairs"]
 ) -> Float[Tensor, "T heads dim"]:

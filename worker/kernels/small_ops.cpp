@@ -33,6 +33,21 @@ void narrow_some(typename T::Element* p, Floats x, int64_t count) {
 }
 
 template <class T>
+void add_row(typename T::Element* x, const typename T::Element* delta, int64_t n) {
+  for (int64_t c = 0; c < n; c += LANES)
+    narrow_some<T>(x + c, widen_some<T>(x + c, n - c) + widen_some<T>(delta + c, n - c), n - c);
+}
+
+template <class T>
+void add_rows(const Add& call) {
+  using Element = typename T::Element;
+  for_rows(call.rows, call.rows * call.size, call.threads, [&](int64_t i) {
+    add_row<T>(static_cast<Element*>(call.x) + i * call.x_stride,
+               static_cast<const Element*>(call.delta) + i * call.delta_stride, call.size);
+  });
+}
+
+template <class T>
 void rms_norm_rows(const RmsNorm& call) {
   using Element = typename T::Element;
   const int64_t n = call.size;
@@ -42,12 +57,8 @@ void rms_norm_rows(const RmsNorm& call) {
       auto* x = static_cast<Element*>(call.x) + i * call.x_strides[0] + j * call.x_strides[1];
       auto* out =
           static_cast<Element*>(call.out) + i * call.out_strides[0] + j * call.out_strides[1];
-      if (call.delta) {
-        const auto* delta = static_cast<const Element*>(call.delta) + i * call.delta_stride;
-        for (int64_t c = 0; c < n; c += LANES)
-          narrow_some<T>(x + c, widen_some<T>(x + c, n - c) + widen_some<T>(delta + c, n - c),
-                         n - c);
-      }
+      if (call.delta)
+        add_row<T>(x, static_cast<const Element*>(call.delta) + i * call.delta_stride, n);
       Floats squares = {};
       for (int64_t c = 0; c < n; c += LANES) {
         const Floats part = widen_some<T>(x + c, n - c);
@@ -123,6 +134,13 @@ void rms_norm(const RmsNorm& call) {
     rms_norm_rows<Bf16>(call);
   else
     rms_norm_rows<Fp32>(call);
+}
+
+void add(const Add& call) {
+  if (call.type == Type::BF16)
+    add_rows<Bf16>(call);
+  else
+    add_rows<Fp32>(call);
 }
 
 void rotate(const Rotate& call) {

@@ -15,7 +15,7 @@ from worker.pack import ForwardInput
 
 @runtime_checkable
 class Model(Protocol):
-    """A loaded model. It keeps nothing between steps: all state is in the pool."""
+    """A loaded model. It keeps nothing of a step: all state is in the pool."""
 
     spec: ModelSpec
 

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Complex64, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from worker.attention.base import AttentionBackend
 from worker.cache.kv_pool import KVPool
+from worker.kernels import ops
 from worker.layers.embedding import Embedding, LmHead
 from worker.layers.norm import RMSNorm
 from worker.layers.parameter import Slots
 from worker.layers.rope import Rope
 from worker.model_spec import ModelSpec
+from worker.models.context import Context
+from worker.models.stack import Stack
 from worker.pack import ForwardInput
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What all layers of one step share."""
-
-    plan: Any  # opaque: the attention backend's
-    rotations: Complex64[Tensor, "T 1 pairs"]
-    pool: KVPool
 
 
 @runtime_checkable
@@ -75,7 +68,7 @@ class Layer:
     def __call__(self, x: Float[Tensor, "T hidden"], context: Context) -> Float[Tensor, "T hidden"]:
         """Add both halves to the residual stream ``x``, in place."""
         attended = self._attention(self._before_attention(x), context)
-        return x.add_(self._mlp(self._before_mlp.of_sum(x, attended)))
+        return ops.add_(x, self._mlp(self._before_mlp.of_sum(x, attended)))
 
 
 class Decoder:
@@ -91,6 +84,7 @@ class Decoder:
         self.spec = spec
         self._backend = backend
         self._layers = tuple(layers)
+        self._stack = Stack(self._layers)
         self._rope = Rope(spec.rope, spec.rope_dim, spec.context_len)
         self._embedding = Embedding(spec.vocab, spec.hidden, dtype)
         self._norm = RMSNorm(spec.hidden, spec.norm_eps, dtype)
@@ -112,7 +106,5 @@ class Decoder:
     def forward(self, step: ForwardInput, pool: KVPool) -> Float[Tensor, "L vocab"]:
         """See Model."""
         context = Context(self._backend.plan(step), self._rope.at(step.positions), pool)
-        x = self._embedding(step.token_ids)
-        for layer in self._layers:
-            x = layer(x, context)
+        x = self._stack(self._embedding(step.token_ids), context)
         return self._head(self._norm(x.index_select(0, step.logit_rows)))

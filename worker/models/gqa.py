@@ -14,7 +14,7 @@ from worker.layers.linear import Linear
 from worker.layers.norm import RMSNorm
 from worker.layers.parameter import Slots, neighbour_rows
 from worker.model_spec import ModelSpec
-from worker.models.decoder import Context
+from worker.models.context import Context
 
 
 class GroupedQueryAttention:

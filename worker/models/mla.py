@@ -15,7 +15,7 @@ from worker.layers.norm import RMSNorm
 from worker.layers.parameter import Slot, Slots, neighbour_rows
 from worker.layers.rope import softmax_scale
 from worker.model_spec import MlaSpec, ModelSpec
-from worker.models.decoder import Context
+from worker.models.context import Context
 
 LATENT_NORM_EPS = 1e-6  # of the norms inside MLA; checkpoints do not name it
 
