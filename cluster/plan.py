@@ -12,6 +12,7 @@ from cluster import model_store
 from core.config import ClusterConfig, GroupConfig, RankSpec
 from core.errors import ConfigError
 from core.wire import RankId, Role
+from router.text.defaults import sampling_defaults
 from router.text.request import ServedModel
 from worker.checkpoint import declared_bytes
 from worker.model_spec import ModelSpec
@@ -121,10 +122,13 @@ class Plan:
         return msgspec.structs.replace(group, threads=threads, kv_tokens=self._kv_tokens(group))
 
     def _kv_tokens(self, group: GroupConfig) -> int:
+        """Whole pages."""
         tokens = group.kv_tokens or group.kv_memory_mib * MIB // self.kv_bytes_per_token
+        tokens -= tokens % group.page_size
         if tokens < 2:
+            least = "two tokens" if group.page_size == 1 else f"a page of {group.page_size} tokens"
             raise ConfigError(
-                f"kv_memory_mib={group.kv_memory_mib} holds not even two tokens of"
+                f"kv_memory_mib={group.kv_memory_mib} holds not even {least} of"
                 f" {self.kv_bytes_per_token} bytes: raise it, or set kv_tokens"
             )
         return tokens
@@ -139,6 +143,7 @@ def served_model(plan: Plan, created: int) -> ServedModel:
         vocab_size=plan.model.vocab,
         eos_token_ids=frozenset(plan.model.eos_token_ids),
         created=created,
+        sampling=sampling_defaults(plan.config.router, plan.folder),
     )
 
 

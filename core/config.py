@@ -45,6 +45,7 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     attention: str = "auto"  # a name in worker/attention/registry.py; auto: the best installed
     kv_tokens: int = 0  # size of each rank's KV pool; 0: from kv_memory_mib
     kv_memory_mib: int = 1024  # of each rank's KV pool, where kv_tokens is 0
+    page_size: int = 1  # tokens of one KV page; the same for prefill and decode
     max_running: int = 64  # sequences in one step
     step_tokens: int = 512  # tokens in one step: the size of a prefill chunk
     overlap: bool = False  # prepare a step while the one before runs; of no use on a CPU
@@ -60,6 +61,11 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _require(self.conservativeness >= 0, "conservativeness must be 0 (keep none free) or more")
         _require(self.kv_tokens >= 0, "kv_tokens must be 0 (auto) or more")
         _require(self.kv_memory_mib >= 1, "kv_memory_mib must be at least 1")
+        _require(self.page_size >= 1, "page_size must be at least 1")
+        _require(
+            self.kv_tokens % self.page_size == 0,
+            f"kv_tokens={self.kv_tokens} must be a multiple of page_size={self.page_size}",
+        )
         _require(self.watchdog_s >= 0, "watchdog_s must be 0 (off) or more")
 
 
@@ -70,9 +76,9 @@ class DisaggConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     protocol: Literal["tcp", "rdma"] = "tcp"  # of Mooncake
     device: str = ""  # the RDMA device; empty for TCP
     local_prefill: Literal["auto", "off"] | int = "auto"  # tokens decode ranks compute
-    checksum: Literal["off", "sample", "all"] = "sample"  # of sent KV; sample: 1 in 64 rooms
+    checksum: Literal["off", "sample", "all"] = "sample"  # of KV: of 1 in 64 rooms, or every byte
     claim_timeout_s: float = 60.0  # prefill gives up on a room that no decode rank claimed
-    peer_timeout_s: float = 4.5  # a silent peer is lost after this
+    peer_timeout_s: float = 4.5  # a peer that answered no heartbeat for this long is lost
 
     def __post_init__(self) -> None:
         _require(
@@ -106,9 +112,11 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     policy: str = "cache_aware"  # a name in router/policy/base.py
     cache_aware: CacheAwareConfig = CacheAwareConfig()  # of that policy
     tokenizer: str = "hf"  # a name in router/text/tokenizer.py
+    # of requests that do not say; model: as its generation_config.json recommends
+    sampling_defaults: Literal["model", "none"] = "model"
     queue_limit: int = 512  # live choices of all requests; more get 429 with Retry-After
     body_limit_mib: int = 16  # a larger request body gets 413
-    rank_timeout_s: float = 4.5  # a silent rank is lost after this
+    rank_timeout_s: float = 4.5  # a rank that answered no heartbeat for this long is lost
     reroute_wait_s: float = 30.0  # how long a stream without a complete route waits for one
     max_output_tokens: int = 0  # of one choice; asking for more is refused; 0: the context
     max_choices: int = 128  # of one request: n (or best_of) times prompts
@@ -224,6 +232,10 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             _require(
                 self.prefill is not None and self.decode is not None,
                 "name both `prefill` and `decode`, or `unified` alone",
+            )
+            _require(
+                len({group.page_size for group in self.groups.values()}) == 1,
+                "page_size must be the same for prefill and decode, or no KV crosses",
             )
             silence_s = min(self.disagg.peer_timeout_s, self.router.rank_timeout_s)
             _require(

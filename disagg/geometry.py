@@ -1,8 +1,8 @@
 """What a KV pool looks like, whether two pools agree, and which bytes go where.
 
-A page is one token slot. A pool is a list of regions (per layer K, then V; or the MLA latent),
-each an array of slots: slot ``s`` of a region lies at ``base + s * bytes per slot``. Both ranks
-list their regions in the same order.
+Counted in token slots, whatever the size of a page: a copy may begin and end inside one. A pool
+is a list of regions (per layer K, then V; or the MLA latent), each an array of slots: slot ``s`` of
+a region lies at ``base + s * bytes per slot``. Both ranks list their regions in the same order.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ class PageGeometry(msgspec.Struct, frozen=True, kw_only=True):
     def token_bytes(self) -> int:
         """Bytes of one token over all regions."""
         return sum(self.slot_bytes)
+
+    def pages(self, start: int, stop: int) -> int:
+        """In how many pages the tokens [start, stop) of a sequence lie."""
+        return -(-stop // self.page_size) - start // self.page_size if stop > start else 0
 
 
 def mismatch(prefill: PageGeometry, decode: PageGeometry) -> str | None:

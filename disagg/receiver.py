@@ -207,7 +207,8 @@ class Receiver:
 
     def report(self) -> HandoffReport:
         """What was counted since start."""
-        return self._count.report(sum(len(r.pages) // 4 for r in self._rooms.values()))
+        ends = ((r.held, r.held + len(r.pages) // 4) for r in self._rooms.values())
+        return self._count.report(sum(self._geometry.pages(*both) for both in ends))
 
     def rooms(self) -> tuple[RoomView, ...]:
         """Every live room, for a dump."""

@@ -180,7 +180,9 @@ class Sender:
     @locked
     def report(self) -> HandoffReport:
         """What was counted since start."""
-        return self._count.report(sum(len(record.slots) for record in self._rooms.values()))
+        geometry = self._copier.geometry
+        held = sum(geometry.pages(0, len(record.slots)) for record in self._rooms.values())
+        return self._count.report(held)
 
     @locked
     def rooms(self) -> tuple[RoomView, ...]:

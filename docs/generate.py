@@ -185,8 +185,9 @@ def _rules(node: ast.ClassDef) -> Iterator[str]:
     for call in ast.walk(node):
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "_require":
             message = call.args[1]
-            assert isinstance(message, ast.Constant), "a rule's message is a plain string"
-            yield str(message.value)
+            assert isinstance(message, ast.Constant | ast.JoinedStr), "a rule's message is a string"
+            parts = message.values if isinstance(message, ast.JoinedStr) else [message]
+            yield "".join(str(p.value) if isinstance(p, ast.Constant) else "N" for p in parts)
 
 
 def _preset(name: str) -> str:

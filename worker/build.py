@@ -78,11 +78,11 @@ def build(
     torch.set_num_threads(spec.group.threads)
     model_spec = read_spec(Path(spec.folder))
     dtype = getattr(torch, spec.dtype)
-    pages, context_len = spec.group.kv_tokens, spec.context_len
+    slots, page_size, context_len = spec.group.kv_tokens, spec.group.page_size, spec.context_len
     model = load_model(Path(spec.folder), model_spec, dtype, spec.group.attention)
-    pool = KVPool(model_spec, pages, dtype, shared=spec.role is not Role.UNIFIED)
+    pool = KVPool(model_spec, slots, dtype, shared=spec.role is not Role.UNIFIED)
     # Twice the running set: sequences that send or await KV hold rows beside those that run.
-    cache = PrefixCache(pages, 2 * spec.group.max_running, context_len)
+    cache = PrefixCache(slots, 2 * spec.group.max_running, context_len, page_size)
     limits = Limits(
         max_running=spec.group.max_running,
         step_tokens=spec.group.step_tokens,
@@ -127,6 +127,7 @@ def _geometry(spec: RankSpec, model: ModelSpec, pool: KVPool) -> PageGeometry:
         slot_bytes=tuple(size for _, size in pool.regions()),
         dtype=spec.dtype,
         revision=revision(Path(spec.folder)),
+        page_size=spec.group.page_size,
     )
 
 

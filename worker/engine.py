@@ -161,7 +161,7 @@ class Engine:
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             live=len(self.streams),
-            free_pages=scheduler.cache.slots.free,
+            free_pages=scheduler.cache.slots.free // scheduler.cache.page_size,
             retractions=scheduler.retractions,
         )
 
@@ -181,7 +181,7 @@ class Engine:
             running_requests=len(self.scheduler.running),
             handoff_requests=max(0, len(self.streams) - len(waiting) - len(self.scheduler.running)),
             free_pages=account.free,
-            cached_pages=self.scheduler.cache.tree.evictable,
+            cached_pages=self.scheduler.cache.tree.evictable // self.scheduler.cache.page_size,
             total_pages=account.total,
             steps=self.steps,
             prompt_tokens=self.streams.prompt_tokens,

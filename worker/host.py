@@ -70,7 +70,9 @@ class RankHost:
         the step thread if it dies. ``transport`` overrides the configured one, for tests.
         ``on_renewal`` gets the supervisor of each renewal of the rank's lease.
         """
-        server = RankServer(ServerLimits(peer_pace=_pace(spec)), on_renewal)
+        server = RankServer(
+            ServerLimits(peer_pace=LinkPace.within(spec.disagg.peer_timeout_s)), on_renewal
+        )
         incarnation = Incarnation(
             rank=spec.rank, endpoint=server.bind(spec.host), nonce=secrets.token_hex(8)
         )
@@ -85,7 +87,12 @@ class RankHost:
         loop = StepLoop(built.engine, info, clock, server.deliver, on_crash)
         links = None
         if spec.role is Role.DECODE:
-            links = PeerLinks(str(incarnation), wiring.heard, wiring.lost, pace=_pace(spec))
+            links = PeerLinks(
+                str(incarnation),
+                wiring.heard,
+                wiring.lost,
+                pace=LinkPace.within(spec.disagg.peer_timeout_s),
+            )
         wiring.connect(loop, links)
         loop.start()
         await server.start(loop)
@@ -182,19 +189,14 @@ class _Wiring:
             self._loop.post(event)
 
 
-def _pace(spec: RankSpec) -> LinkPace:
-    silence = spec.disagg.peer_timeout_s
-    return LinkPace(heartbeat_s=min(1.0, silence / 4), silence_s=silence)
-
-
 def _info(spec: RankSpec, incarnation: Incarnation, built: Built) -> RankInfo:
     return RankInfo(
         incarnation=incarnation,
         role=spec.role,
         model=spec.served_name,
         context_len=spec.context_len,
-        total_pages=spec.group.kv_tokens,
-        page_size=1,
+        total_pages=spec.group.kv_tokens // spec.group.page_size,
+        page_size=spec.group.page_size,
         kv_bytes_per_token=built.bytes_per_token,
         dtype=spec.dtype,
         attention=ATTENTION.resolve(spec.group.attention),

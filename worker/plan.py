@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from core.wire import Int32Array, SamplingParams, TokenLogprob
+from worker.cache.copies import SlotCopy
 
 
 class RowKind(StrEnum):
@@ -51,7 +52,10 @@ class ScoreRow:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step over ``B`` sequences and ``T`` tokens; prefill chunks and decode rows mix."""
+    """One step over ``B`` sequences and ``T`` tokens; prefill chunks and decode rows mix.
+
+    There may be none of both, when the step only copies.
+    """
 
     kinds: tuple[RowKind, ...]  # B
     rows: tuple[int, ...]  # B, in the request table
@@ -63,6 +67,7 @@ class StepPlan:
     # Rows of one token each, still being sampled when the plan was made: the latest sample of the
     # same row of the request table. ``token_ids`` has -1 there.
     late: tuple[int, ...] = ()
+    copies: tuple[SlotCopy, ...] = ()  # done before anything is computed
 
     @property
     def tokens(self) -> int:
@@ -84,6 +89,7 @@ Ticket = TypeVar("Ticket")
 class Runner(Protocol[Ticket]):
     """Runs plans: in two halves, so that a caller may prepare the next step meanwhile.
 
+    What a plan copies is copied first, and may be all it does.
     Plans run in the order of their launches, and are collected in it. The pages of a launched plan
     stay its sequences' until its ticket is collected, and so do the rows; a page that the prefix
     cache had already may replace one of equal content in a row.

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from core.wire import TokenLogprob
+from worker.cache.copies import SlotCopy
 from worker.cache.kv_pool import KVPool
 from worker.cache.request_table import RequestTable
 from worker.models.base import Model
@@ -35,7 +36,7 @@ class Ticket:
 
 
 class ModelRunner:
-    """Packs, runs the model, samples, copies back.
+    """Copies what is due, packs, runs the model, samples, copies back.
 
     ``_last`` has the token sampled last for each row of the request table: a plan that was made
     before that token was known finds it there.
@@ -52,6 +53,10 @@ class ModelRunner:
 
     def launch(self, plan: StepPlan) -> Ticket:
         with torch.inference_mode():
+            if plan.copies:
+                self._pool.copy(*_slots(plan.copies))
+            if not plan.rows:
+                return Ticket(plan, torch.empty(0, 0), torch.empty(0, dtype=torch.int64), ())
             packed = pack(plan, self._table)
             samples = self._bind(plan, packed.token_ids)
             logits = self._model.forward(packed, self._pool)
@@ -79,3 +84,10 @@ class ModelRunner:
         with torch.inference_mode():
             chosen = logprobs(ticket.logits, ticket.tokens, ticket.plan.samples)
         return StepResult(tuple(ticket.tokens.tolist()), chosen, ticket.scores)
+
+
+def _slots(copies: tuple[SlotCopy, ...]) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
+    """Sources and targets of several copies, which touch different slots."""
+    source = np.concatenate([copy.source for copy in copies]).astype(np.int64)
+    target = np.concatenate([copy.target for copy in copies]).astype(np.int64)
+    return torch.from_numpy(source), torch.from_numpy(target)

@@ -7,6 +7,9 @@ Token and memory intervals of a sequence, all in tokens:
     0 ............................ prompt_len ...... length
     |            prompt                 |      output     |
 
+``shared_len`` and ``allocated_len`` are whole pages. The first tokens of the page at ``shared_len``
+may count as computed while a step is still to copy them (``copied_by``; see worker/cache).
+
 ``length - computed_len`` tokens still want a forward pass: many during prefill (or after a
 retraction), exactly one while decoding, because the last sampled token has no KV yet.
 
@@ -32,7 +35,7 @@ import numpy as np
 from core.wire import FinishReason, Int32Array, SamplingParams, TokenLogprob, TokenRequest
 
 if TYPE_CHECKING:
-    from worker.cache.radix import Node
+    from worker.cache.node import Node
     from worker.timeline import Timeline
 
 NO_ROW = -1
@@ -94,6 +97,7 @@ class Sequence:
     flying: int = 0  # tokens computed by steps in flight, after computed_len
     pending: int = 0  # tokens sampled by steps in flight, after length
     cached_len: int = 0  # of the prompt, found in the cache before the first retraction
+    copied_by: int = 0  # the step that fills the page it shares in part; 0: none
     retractions: int = 0
     accounted: bool = False  # its usage was said
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # so far, where asked for

@@ -1,4 +1,6 @@
-"""What the radix tree costs when it is large: ``python -m bench.micro.radix [--nodes 100000]``.
+"""What the radix tree costs when it is large.
+
+``python -m bench.micro.radix [--nodes 100000] [--page-size 1]``
 
 The tree holds conversations: a system prompt that many share, then turns, a node for each. Prints
 a Markdown table of microseconds for one operation on a conversation drawn at random.
@@ -28,8 +30,8 @@ MANY = 64  # turns evicted at once, to make room for a long prompt
 class Conversations:
     """A tree with about ``nodes`` nodes, and operations on it."""
 
-    def __init__(self, nodes: int) -> None:
-        self.tree = RadixTree()
+    def __init__(self, nodes: int, page_size: int = 1) -> None:
+        self.tree = RadixTree(page_size)
         self._draw, self._random = Random(1), np.random.default_rng(1)
         systems = [self._tokens(SYSTEM) for _ in range(SYSTEMS)]
         self._all = [
@@ -83,10 +85,10 @@ class Conversations:
         return lambda: run(*args)
 
 
-def table(nodes: int, repeats: int) -> Iterator[str]:
+def table(nodes: int, repeats: int, page_size: int = 1) -> Iterator[str]:
     """The lines of the table."""
     began = load_line()
-    conversations = Conversations(nodes)
+    conversations = Conversations(nodes, page_size)
     count = sum(1 for _ in conversations.tree.nodes())
     yield f"{count:,} nodes, {conversations.tree.tokens:,} tokens; µs an operation. {began}\n"
     yield "| operation | least | quartile | median |\n|---|---:|---:|---:|"
@@ -109,8 +111,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m bench.micro.radix")
     parser.add_argument("--nodes", type=int, default=100_000)
     parser.add_argument("--repeats", type=int, default=300)
+    # whole turns
+    parser.add_argument("--page-size", type=int, default=1, choices=(1, 2, 4, 8, 16, 32, 64))
     given = parser.parse_args(argv)
-    for line in table(given.nodes, given.repeats):
+    for line in table(given.nodes, given.repeats, given.page_size):
         print(line, flush=True)
     return 0
 

@@ -18,7 +18,8 @@ from heapq import heappop, heappush
 import numpy as np
 
 from core.wire import Int32Array
-from worker.cache.radix import Node, RadixTree
+from worker.cache.node import Node
+from worker.cache.radix import RadixTree
 
 EPSILON = 1e-9
 

@@ -43,6 +43,12 @@ def test_of_a_conversation_only_new_tokens_cross(page_size):
             assert report.placed == {"remote_off": 10}
             assert report.delta_tokens * each == sent
             answers.append(prompt)
+            await pair.at_rest()
+            status = await pair.status(Role.DECODE)
+            load, total = status.load, 4096 // page_size
+            assert load.total_pages == status.info.total_pages == status.pages.total == total
+            assert load.free_pages + load.cached_pages == total
+            assert load.cached_pages == status.pages.cached
 
     answers: list[list[int]] = []
     run_tidy(main)
@@ -88,6 +94,20 @@ def test_ranks_of_another_dtype_are_told_apart_in_the_answer():
             assert "dtype is 'float32'" in ready.text
             status = (await pair.http.get("/status")).json()
             assert "not in effect: KV geometry differs" in status["serving"]
+            await pair.at_rest()
+
+    run_tidy(main)
+
+
+def test_ranks_of_another_page_size_are_told_apart():
+    """The configuration refuses it; ranks do too, should they ever meet."""
+
+    async def main() -> None:
+        async with pd_hosts(TINY_MOE, page_size=16, decode_page_size=4) as pair:
+            answer = await pair.post(words(0, 20), 16)
+            assert answer.status_code == 503
+            message = answer.json()["error"]["message"]
+            assert "page_size is 16 at the prefill rank, 4 at the decode rank" in message
             await pair.at_rest()
 
     run_tidy(main)

@@ -16,7 +16,7 @@ from core.rpc.events import Aborted, RouterLost, Submitted
 from core.wire import FinishReason
 from tests.support.fake_runner import generate_until, runner_for
 from tests.support.requests import request
-from tests.support.salts import check_salts
+from tests.support.salts import check_pages, check_salts
 from worker.cache.prefix_cache import PrefixCache
 from worker.engine import Engine
 from worker.roles.unified import UnifiedRole
@@ -30,7 +30,8 @@ CONTEXT = 40
 
 @dataclass(frozen=True)
 class Setting:
-    pages: int
+    page_size: int
+    pages: int  # of one token
     step_tokens: int
     max_running: int
     schedule: str
@@ -39,7 +40,8 @@ class Setting:
 
 def make_engine(setting: Setting) -> Engine:
     pages, step_tokens, max_running = setting.pages, setting.step_tokens, setting.max_running
-    cache = PrefixCache(pages, max_running + 2, CONTEXT)
+    slots, size = -(-pages // setting.page_size) * setting.page_size, setting.page_size
+    cache = PrefixCache(slots, max_running + 2, CONTEXT, size)
     limits = Limits(
         max_running=max_running, step_tokens=step_tokens, context_len=CONTEXT, conservativeness=0.3
     )
@@ -55,6 +57,7 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(
         setting=st.builds(
             Setting,
+            page_size=st.sampled_from([1, 1, 3, 4, 16]),
             pages=st.integers(CONTEXT, 90),
             step_tokens=st.integers(1, 32),
             max_running=st.integers(1, 6),
@@ -128,6 +131,7 @@ class EngineMachine(RuleBasedStateMachine):
                         self.ended[chunk.rid] = chunk.finish
             self.engine.scheduler.cache.check()
             check_salts(self.engine)
+            check_pages(self.engine)
 
     @rule()
     def flush(self) -> None:
@@ -158,7 +162,7 @@ class EngineMachine(RuleBasedStateMachine):
         account = self.engine.scheduler.cache.account()
         assert account.owned == 0
         self.engine.scheduler.cache.flush()
-        assert self.engine.scheduler.cache.slots.free == account.total
+        assert self.engine.scheduler.cache.account().free == account.total
 
 
 EngineMachine.TestCase.settings = settings(

@@ -55,8 +55,8 @@ class Ticket:
 class PoisonedSlots(SlotAllocator):
     """Fills every page with rubbish when it becomes free."""
 
-    def __init__(self, total: int, kv: np.ndarray) -> None:
-        super().__init__(total)
+    def __init__(self, total: int, kv: np.ndarray, page_size: int = 1) -> None:
+        super().__init__(total, page_size)
         self._kv = kv
 
     def release(self, slots: Int32Array) -> None:
@@ -67,7 +67,7 @@ class PoisonedSlots(SlotAllocator):
 def runner_for(cache: PrefixCache, *, defers: bool) -> FakeRunner:
     """A runner over a cache that is still empty, and whose free pages are poisoned from now on."""
     runner = FakeRunner(cache.table, cache.slots.total, defers=defers)
-    cache.slots = PoisonedSlots(cache.slots.total, runner.kv)
+    cache.slots = PoisonedSlots(cache.slots.total, runner.kv, cache.page_size)
     return runner
 
 
@@ -105,6 +105,9 @@ class FakeRunner:
 
     def _run(self, ticket: Ticket) -> StepResult:
         plan, sampled, tokens = ticket.plan, {s.index for s in ticket.plan.samples}, []
+        for copy in plan.copies:
+            assert not (self.kv[copy.source] == RUBBISH).any(), "a page was freed before its copy"
+            self.kv[copy.target] = self.kv[copy.source]
         token_ids = plan.token_ids.astype(np.int64)
         for index in plan.late:
             token_ids[plan.query_start[index]] = self.last[plan.rows[index]]

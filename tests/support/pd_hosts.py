@@ -89,6 +89,8 @@ async def pd_hosts(
     folder: Path,
     *,
     decode_dtype: str = "float32",
+    page_size: int = 1,
+    decode_page_size: int | None = None,
     hub: Hub | None = None,
     transport: OpenTransport | None = None,
     tracing: TracingConfig = OFF,
@@ -103,9 +105,12 @@ async def pd_hosts(
 
     async with AsyncExitStack() as stack:
         members = []
-        for role, dtype in ((Role.PREFILL, "float32"), (Role.DECODE, decode_dtype)):
+        for role, dtype, size in (
+            (Role.PREFILL, "float32", page_size),
+            (Role.DECODE, decode_dtype, decode_page_size or page_size),
+        ):
             spec = msgspec.structs.replace(
-                rank_spec(folder, role=role, dtype=dtype),
+                rank_spec(folder, role=role, dtype=dtype, page_size=size),
                 disagg=DisaggConfig(**disagg),
                 tracing=tracing,
             )

@@ -21,7 +21,7 @@ from disagg.transport.base import MemoryRegion
 from disagg.transport.inproc import Fault, Hub, InprocTransport
 from tests.support.fake_runner import generate_until, runner_for
 from tests.support.requests import incarnation, request
-from tests.support.salts import check_salts
+from tests.support.salts import check_pages, check_salts
 from worker.cache.prefix_cache import PrefixCache
 from worker.engine import Engine
 from worker.recorder import Recorder
@@ -68,10 +68,11 @@ class PdWorld:
         aborts: float = 0.0,
         local: Mode | None = None,
         overlap: bool | None = None,
+        page_size: int = 1,
     ):
         self.random = random.Random(seed)
         self.extras = random.Random(f"{seed}")  # not to change what else a seed means
-        self.overlap = overlap
+        self.overlap, self.page_size = overlap, page_size
         self.clock = VirtualClock()
         self.local = LocalPrefill(self.random.choice(MODES) if local is None else local, 16)
         self.check = self.random.choice(["off", "all"])
@@ -90,7 +91,8 @@ class PdWorld:
 
     def _engine(self, role: str, pages: int) -> Engine:
         running = self.random.randint(1, 5)
-        cache = PrefixCache(pages, 2 * running, CONTEXT)
+        pages = -(-pages // self.page_size) * self.page_size
+        cache = PrefixCache(pages, 2 * running, CONTEXT, self.page_size)
         limits = Limits(
             max_running=running,
             step_tokens=self.random.randint(2, 24),
@@ -101,7 +103,9 @@ class PdWorld:
         streams, runner = Streams(), runner_for(cache, defers=overlap)
         transport = InprocTransport(self.hub)
         transport.register([MemoryRegion(base, size * pages) for base, size in runner.regions()])
-        geometry = PageGeometry(kind="mha", slot_bytes=(8,), dtype="i8", revision="r")
+        geometry = PageGeometry(
+            kind="mha", slot_bytes=(8,), dtype="i8", revision="r", page_size=self.page_size
+        )
         bases = [base for base, _ in runner.regions()]
         scheduler = Scheduler(cache, limits, self.extras.choice(list(ORDERS)))
         if role == "prefill":
@@ -206,6 +210,7 @@ class PdWorld:
                 self._heard(self.asked[chunk.rid], router, leg, chunk)
         engine.scheduler.cache.check()
         check_salts(engine)
+        check_pages(engine)
 
     def _heard(self, asked: Asked, router: str, leg: str, chunk: TokenChunk) -> None:
         assert router == asked.router

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 
 from core.shared_memory import SharedMemory
@@ -16,7 +17,7 @@ from worker.model_spec import ModelSpec
 
 
 class KVPool:
-    """Memory for ``tokens`` token slots, allocated and touched once. A page is one slot.
+    """Memory for ``tokens`` token slots, allocated and touched once. A page is a few in a row.
 
     A model has either ``k`` and ``v``, one ``[slots, kv_heads, head_dim]`` tensor a layer, or
     (MLA) ``latent``, one ``[slots, kv_lora_rank + rope_dim]`` tensor a layer: views of blocks of
@@ -50,6 +51,14 @@ class KVPool:
         else:
             both = [row.view(tokens, 2, spec.kv_heads, spec.head_dim) for row in layers]
             self.k, self.v = tuple(kv[:, 0] for kv in both), tuple(kv[:, 1] for kv in both)
+
+    def copy(self, source: Int64[Tensor, "n"], target: Int64[Tensor, "n"]) -> None:
+        """Copy what lies in each slot of ``source`` to ``target``, in every layer.
+
+        No slot is a source and a target.
+        """
+        for block in self._blocks:
+            block.index_copy_(0, target, block[source])
 
     def regions(self) -> tuple[tuple[int, int], ...]:
         """(address, bytes of one slot) of each block, in an order that all ranks share.

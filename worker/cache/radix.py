@@ -1,4 +1,4 @@
-"""RadixTree: token ids -> slots, at token granularity, with locks and least-recently-used leaves.
+"""RadixTree: token ids -> slots, in whole pages, with locks and least-recently-used leaves.
 
 After RadixAttention (Zheng et al., "SGLang: Efficient Execution of Structured Language Model
 Programs", 2024). One ordered map holds every unlocked node; an access touches a path from its
@@ -6,45 +6,34 @@ deepest node up to the root, so a parent is always younger than its children, an
 unlocked node is always a leaf. Finding it is O(1), without heaps or time stamps.
 
 Every path has a salt, and paths of different salts share nothing: a node is found by its salt and
-its first token. It is one tree all the same, so the oldest leaf goes first, whosever it is.
+its first page. It is one tree all the same, so the oldest leaf goes first, whosever it is.
+
+A page is one token unless told otherwise, and then matches end, and nodes are split and trimmed,
+anywhere. With larger pages they do so between two pages. A path may end in a leaf that is part of
+a page; and a match says who continues it for some tokens of the next page, which can be copied.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
 import numpy as np
 
 from core.wire import Int32Array
-
-EMPTY: Int32Array = np.empty(0, dtype=np.int32)
-EMPTY.setflags(write=False)
-
-Key = tuple[str, int]  # salt, first token
+from worker.cache.node import EMPTY, Key, Node, common_prefix, first_page, first_token
+from worker.cache.siblings import Siblings
+from worker.cache.watcher import Watcher
 
 
-class Node:
-    """A run of tokens below its parent. ``locks`` counts the sequences that read it or below."""
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The page in which a match ends: these slots of ``node`` hold the tokens that follow."""
 
-    __slots__ = ("children", "locks", "parent", "salt", "slots", "tokens")
-
-    def __init__(
-        self, parent: Node | None, tokens: Int32Array, slots: Int32Array, salt: str = ""
-    ) -> None:
-        self.parent = parent
-        self.tokens = tokens
-        self.slots = slots
-        self.salt = salt
-        self.children: dict[Key, Node] = {}
-        self.locks = 0
-
-    @property
-    def key(self) -> Key:
-        """Where its parent keeps it."""
-        return self.salt, int(self.tokens[0])
+    node: Node
+    slots: Int32Array  # fewer than a page
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,94 +41,94 @@ class Match:
     """The longest known prefix: its deepest node, and a slot for each of its tokens."""
 
     node: Node
-    slots: Int32Array
+    slots: Int32Array  # whole pages
+    boundary: Boundary | None = None  # where pages have several tokens, and some more are known
 
     @property
     def length(self) -> int:
         return len(self.slots)
 
 
-class Watcher(Protocol):
-    """Told of each change of a tree's shape, right after it. May not change the tree."""
-
-    def grew(self, parent: Node, child: Node) -> None:
-        """``child``, a leaf, is new."""
-        ...
-
-    def split(self, head: Node, tail: Node) -> None:
-        """``tail`` lost its first tokens to ``head``, its new parent."""
-        ...
-
-    def trimmed(self, leaf: Node) -> None:
-        """The leaf lost its last tokens."""
-        ...
-
-    def removed(self, leaf: Node) -> None:
-        """The leaf is gone from its parent; it still knows it."""
-        ...
-
-
-def common_prefix(a: Int32Array, b: Int32Array) -> int:
-    """Number of leading tokens that are equal."""
-    n = min(len(a), len(b))
-    differ = a[:n] != b[:n]
-    first = int(differ.argmax()) if n else 0
-    return first if n and differ[first] else n
-
-
 class RadixTree:
-    """The tree owns every slot in it; whoever inserts gives them away."""
+    """The tree owns every slot in it; whoever inserts gives them away.
 
-    def __init__(self) -> None:
+    ``key(ids, at, salt)`` is where a parent keeps the child that begins with ``ids[at]``.
+    """
+
+    def __init__(self, page_size: int = 1) -> None:
+        self.page_size = page_size  # tokens
+        self.key: Callable[[Int32Array, int, str], Key] = (
+            first_token if page_size == 1 else partial(first_page, page_size)
+        )
         self.root = Node(None, EMPTY, EMPTY)
         self._unlocked: OrderedDict[Node, None] = OrderedDict()  # oldest first
-        self.tokens = 0  # slots held, locked or not
+        self.tokens = 0  # slots held, locked or not; whole pages
         self.evictable = 0  # slots held by unlocked nodes
         self.version = 0  # rises with every change of content
         self.watcher: Watcher | None = None
 
     def match(self, ids: Int32Array, salt: str = "") -> Match:
         """The longest cached prefix of ``ids``; splits a node where the match ends inside it."""
-        path, length = self._walk(ids, salt)
-        node = path[-1]
-        inside = length - sum(len(above.tokens) for above in path[:-1])
-        if inside < len(node.tokens):
-            node = self._split(node, inside)
-        slots = [n.slots for n in self._path(node)]
-        self._touch(node)
-        return Match(node, np.concatenate(slots) if slots else EMPTY)
+        node, slots = self._find(ids, salt)
+        boundary = None
+        if node.siblings is not None and (best := node.siblings.best(ids[len(slots) :], salt)):
+            boundary = Boundary(best[0], best[0].slots[: best[1]])
+        self._touch(node if boundary is None else boundary.node)
+        return Match(node, slots, boundary)
 
     def peek(self, ids: Int32Array, salt: str = "") -> int:
-        """Length of the longest cached prefix, without touching or splitting anything."""
-        return self._walk(ids, salt)[1]
+        """Length of the longest cached prefix, without touching or splitting anything.
+
+        With what a match would find of the page in which it ends.
+        """
+        if self.page_size == 1:
+            return self._walk(ids, salt)[1]
+        node, above, length = self.locate(ids, salt)
+        if length - above < len(node.tokens):
+            page = node.tokens[length - above :][: self.page_size]
+            return length + common_prefix(page, ids[length:])
+        best = node.siblings.best(ids[length:], salt) if node.siblings is not None else None
+        return length + (best[1] if best else 0)
 
     def locate(self, ids: Int32Array, salt: str = "") -> tuple[Node, int, int]:
-        """Like ``peek``: the node in which the prefix ends, the tokens above that, its length."""
+        """In whole pages: the node in which the prefix ends, the tokens above that, its length."""
         path, length = self._walk(ids, salt)
         return path[-1], sum(len(node.tokens) for node in path[:-1]), length
 
     def insert(self, ids: Int32Array, slots: Int32Array, salt: str = "") -> tuple[Node, Int32Array]:
-        """Add a path. Returns its deepest node and the tree's slots for all of ``ids``.
+        """Add a path of whole pages. Returns its deepest node and the tree's slots for all of it.
 
         Where a prefix was there already the tree keeps its own slots: those of ``slots`` that
         differ from the returned ones were not taken and stay the caller's.
         """
         assert len(ids) == len(slots)
-        found = self.match(ids, salt)
-        if found.length == len(ids):
-            return found.node, found.slots
-        rest = slice(found.length, None)
+        assert len(ids) % self.page_size == 0, len(ids)
+        node, held = self._find(ids, salt)
+        if len(held) == len(ids):
+            self._touch(node)
+            return node, held
         # Copies, because a view would pin the caller's whole array.
-        leaf = Node(found.node, ids[rest].copy(), slots[rest].astype(np.int32, copy=True), salt)
-        found.node.children[leaf.key] = leaf
-        self.tokens += len(leaf.slots)
-        self.evictable += len(leaf.slots)
-        self._unlocked[leaf] = None
-        self._touch(leaf)
-        self.version += 1
-        if self.watcher is not None:
-            self.watcher.grew(found.node, leaf)
-        return leaf, np.concatenate([found.slots, leaf.slots])
+        rest = slice(len(held), None)
+        leaf = Node(node, ids[rest].copy(), slots[rest].astype(np.int32, copy=True), salt)
+        self._grow(node, leaf)
+        return leaf, np.concatenate([held, leaf.slots])
+
+    def keep(self, node: Node, ids: Int32Array, page: Int32Array, salt: str = "") -> Node | None:
+        """Add a last page that is not full below ``node``, all of its slots; returns the leaf.
+
+        None where the tree has its tokens already: then the page stays the caller's.
+        """
+        assert 0 < len(ids) < len(page) == self.page_size, (len(ids), len(page))
+        best = node.siblings.best(ids, salt) if node.siblings is not None else None
+        twin = node.children.get(self.key(ids, 0, salt))
+        if best is not None and best[1] == len(ids):
+            twin = best[0]
+        if twin is not None:
+            self._touch(twin)
+            return None
+        leaf = Node(node, ids.copy(), page.astype(np.int32, copy=True), salt)
+        self._grow(node, leaf)
+        return leaf
 
     def lock(self, node: Node) -> None:
         """Keep the path to ``node`` from being evicted."""
@@ -159,18 +148,19 @@ class RadixTree:
                 self.evictable += len(step.slots)
 
     def evict(self, count: int) -> Int32Array:
-        """Remove at least ``count`` tokens if so many are evictable; returns the freed slots.
+        """Free at least ``count`` slots if so many are evictable; returns them, in whole pages.
 
-        Oldest leaves first. A leaf longer than what is still wanted loses only its tail.
+        Oldest leaves first. A leaf longer than what is still wanted loses only its last pages.
         """
         freed: list[Int32Array] = []
         left = count
         while left > 0 and self._unlocked:
             leaf = next(iter(self._unlocked))
             assert not leaf.children, "the oldest unlocked node must be a leaf"
-            cut = max(0, len(leaf.tokens) - left)
+            cut = max(0, len(leaf.slots) - left)
+            cut -= cut % self.page_size
             freed.append(leaf.slots[cut:])
-            left -= len(leaf.tokens) - cut
+            left -= len(leaf.slots) - cut
             if cut:
                 leaf.tokens, leaf.slots = leaf.tokens[:cut].copy(), leaf.slots[:cut].copy()
                 if self.watcher is not None:
@@ -186,34 +176,77 @@ class RadixTree:
     def _remove(self, leaf: Node) -> None:
         assert leaf.parent is not None
         del self._unlocked[leaf]
-        del leaf.parent.children[leaf.key]
+        self._unlink(leaf.parent, leaf)
         if self.watcher is not None:
             self.watcher.removed(leaf)
 
+    def _find(self, ids: Int32Array, salt: str) -> tuple[Node, Int32Array]:
+        """The node at whose end the longest cached prefix ends, and its slots. May split."""
+        path, length = self._walk(ids, salt)
+        node = path[-1]
+        inside = length - sum(len(above.tokens) for above in path[:-1])
+        if inside < len(node.tokens):
+            node = self._split(node, inside)
+        slots = [n.slots for n in self._path(node)]
+        return node, np.concatenate(slots) if slots else EMPTY
+
     def _walk(self, ids: Int32Array, salt: str) -> tuple[list[Node], int]:
-        """Nodes that share a prefix with ``ids`` from the root on, and the shared length."""
+        """Nodes that share pages with ``ids`` from the root on, and the shared length."""
         path, length = [self.root], 0
-        while length < len(ids):
-            child = path[-1].children.get((salt, int(ids[length])))
+        size, end = self.page_size, len(ids) - self.page_size
+        while length <= end:
+            # self.key, written out: this is the hottest loop of the scheduler
+            first = int(ids[length]) if size == 1 else ids[length : length + size].tobytes()
+            child = path[-1].children.get((salt, first))
             if child is None:
                 break
             shared = common_prefix(child.tokens, ids[length:])
+            if size > 1:
+                shared -= shared % size
             path.append(child)
             length += shared
             if shared < len(child.tokens):
                 break
         return path, length
 
+    def _grow(self, parent: Node, leaf: Node) -> None:
+        self._link(parent, leaf)
+        self.tokens += len(leaf.slots)
+        self.evictable += len(leaf.slots)
+        self._unlocked[leaf] = None
+        self._touch(leaf)
+        if parent.siblings is not None:
+            for covered in parent.siblings.covered(leaf):
+                if covered.locks == 0:  # of no more use: the next to go
+                    self._unlocked.move_to_end(covered, last=False)
+        self.version += 1
+        if self.watcher is not None:
+            self.watcher.grew(parent, leaf)
+
+    def _link(self, parent: Node, child: Node) -> None:
+        parent.children[self.key(child.tokens, 0, child.salt)] = child
+        if self.page_size > 1:
+            parent.siblings = parent.siblings or Siblings()
+            parent.siblings.add(child)
+
+    def _unlink(self, parent: Node, child: Node) -> None:
+        del parent.children[self.key(child.tokens, 0, child.salt)]
+        if parent.siblings is not None:
+            parent.siblings.remove(child)
+            if not parent.children:
+                parent.siblings = None
+
     def _split(self, node: Node, at: int) -> Node:
-        """Cut ``node`` after ``at`` tokens; returns the new upper half."""
+        """Cut ``node`` after ``at`` tokens, whole pages; returns the new upper half."""
         parent = node.parent
         assert parent is not None
         assert 0 < at < len(node.tokens)
+        self._unlink(parent, node)
         head = Node(parent, node.tokens[:at].copy(), node.slots[:at].copy(), node.salt)
         head.locks = node.locks
         node.tokens, node.slots = node.tokens[at:].copy(), node.slots[at:].copy()
-        parent.children[head.key] = head
-        head.children[node.key] = node
+        self._link(parent, head)
+        self._link(head, node)
         node.parent = head
         if head.locks == 0:
             self._unlocked[head] = None  # younger than its child, as it must be
@@ -223,9 +256,12 @@ class RadixTree:
         return head
 
     def _touch(self, node: Node) -> None:
+        paged = self.page_size > 1
         for step in self._upwards(node):  # child first: a parent ends up younger
             if step.locks == 0:
                 self._unlocked.move_to_end(step)
+            if paged and step.parent is not None and step.parent.siblings is not None:
+                step.parent.siblings.add(step)
 
     def _upwards(self, node: Node) -> Iterator[Node]:
         step: Node | None = node
@@ -264,11 +300,15 @@ class RadixTree:
     def check(self) -> None:
         """Raise AssertionError unless counts, links, locks and ages agree."""
         total = evictable = 0
+        for node in (self.root, *self.nodes()):
+            assert (node.siblings is not None) == (self.page_size > 1 and bool(node.children))
+            if node.siblings is not None:
+                node.siblings.check(set(node.children.values()))
         age = {node: i for i, node in enumerate(self._unlocked)}
         for node in self.nodes():
             assert node.parent is not None
-            assert len(node.tokens) == len(node.slots) > 0
-            assert node.parent.children[node.key] is node
+            self._check_pages(node)
+            assert node.parent.children[self.key(node.tokens, 0, node.salt)] is node
             assert node.parent is self.root or node.parent.salt == node.salt
             assert node.locks >= sum(child.locks for child in node.children.values())
             total += len(node.slots)
@@ -278,3 +318,15 @@ class RadixTree:
                 assert all(age[child] < age[node] for child in node.children.values())
         assert total == self.tokens, (total, self.tokens)
         assert evictable == self.evictable, (evictable, self.evictable)
+
+    def _check_pages(self, node: Node) -> None:
+        """A node has whole pages, or is a leaf with the only one that is not full."""
+        size = self.page_size
+        pages = node.slots.reshape(-1, size)
+        assert (pages == pages[:, :1] + np.arange(size)).all(), node.slots
+        assert (pages[:, 0] % size == 0).all(), node.slots
+        if len(node.tokens) == len(node.slots):
+            assert len(node.tokens)
+        else:
+            assert 0 < len(node.tokens) < size == len(node.slots)
+            assert not node.children

@@ -73,6 +73,8 @@ class DecodeRole:
             self._leave(sequence)
 
     def stepped(self, step: Step, took_s: float) -> None:
+        if not step.batch:
+            return
         decodes = step.plan.kinds.count(RowKind.DECODE)
         self._local.stepped(step.plan.tokens - decodes, decodes, took_s)
 
@@ -178,7 +180,7 @@ class DecodeRole:
     def _announce(self, sequence: Sequence) -> None:
         sequence.move(SequenceState.AWAITING_KV)
         self._rooms[sequence.room] = sequence
-        held, to = sequence.shared_len, sequence.length
+        held, to = sequence.computed_len, sequence.length
         slots = self._scheduler.cache.table.read(sequence.row, held, to)
         peer = self._dial(sequence.request.route.prefill)
         self._receiver.announce(sequence.room, sequence.rid, peer, held, slots)
@@ -198,7 +200,7 @@ class DecodeRole:
         if (line := sequence.timeline) is not None:
             line.note(Mark.KV)
             line.moved_bytes = ready.moved_bytes
-        if missing := sequence.length - sequence.shared_len:
+        if missing := sequence.length - sequence.computed_len:
             route = sequence.request.route
             self._proven[self._dial(route.prefill)] = route.prefill
             self._local.handed_over(missing, ready.took_s)

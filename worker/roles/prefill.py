@@ -35,10 +35,10 @@ class PrefillRole:
         cache = scheduler.cache
         # Optimistic prefill: prompts may be computed before a decode rank has claimed them, but
         # any claimed request must still fit beside them, or both sides could wait for each other.
-        total, longest = cache.slots.total, scheduler.limits.context_len
-        self._unclaimed_pages = min(total // 2, total - longest)
+        total, longest = cache.slots.total, cache.rounded(scheduler.limits.context_len)
+        self._unclaimed_slots = min(total // 2, total - longest)
         self._unclaimed_rows = cache.table.rows // 2
-        self._unclaimed = (0, 0)  # pages and rows taken so, counted by poll and kept by the gate
+        self._unclaimed = (0, 0)  # slots and rows taken so, counted by poll and kept by the gate
         scheduler.admission.gate = self._may_start
         scheduler.first_token_only = True
 
@@ -46,11 +46,11 @@ class PrefillRole:
         """Whether admission may start the sequence now; a yes counts as started."""
         if single_token(sequence) or self._sender.claimed(sequence.room):
             return True
-        pages, rows = self._unclaimed
-        pages += sequence.length
-        if pages > self._unclaimed_pages or rows >= self._unclaimed_rows:
+        slots, rows = self._unclaimed
+        slots += self._scheduler.cache.rounded(sequence.length)
+        if slots > self._unclaimed_slots or rows >= self._unclaimed_rows:
             return False
-        self._unclaimed = (pages, rows + 1)
+        self._unclaimed = (slots, rows + 1)
         return True
 
     def admit(self, sequence: Sequence) -> None:
@@ -74,8 +74,11 @@ class PrefillRole:
         if sequence.room not in self._rooms:
             self._advance_alone(progress)
             return
-        upto = sequence.computed_len
-        self._sender.push(sequence.room, self._scheduler.cache.table.read(sequence.row, 0, upto))
+        # A page that is not full yet may still be replaced by the tree's; one being sent must not.
+        upto = sequence.shared_len if progress.token is None else sequence.computed_len
+        if upto:
+            slots = self._scheduler.cache.table.read(sequence.row, 0, upto)
+            self._sender.push(sequence.room, slots)
         if progress.token is None:
             return
         finish = sequence.finish_reason(self._eos, self._scheduler.limits.context_len)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from worker.cache.node import common_prefix
 from worker.cache.prefix_cache import PrefixCache
-from worker.cache.radix import common_prefix
 from worker.scheduler.headroom import Headroom
 from worker.scheduler.waiting import WaitingQueue
 from worker.sequence import Sequence
@@ -41,7 +41,7 @@ class Admission:
     def __init__(self, cache: PrefixCache, limits: Limits) -> None:
         self._cache = cache
         self._limits = limits
-        self.headroom = Headroom(limits.conservativeness)
+        self.headroom = Headroom(limits.conservativeness, cache.page_size)
         self.gate: Gate = always  # a role may set its own
 
     def admit(self, waiting: WaitingQueue, running: list[Sequence], budget: int) -> list[Sequence]:
@@ -49,7 +49,7 @@ class Admission:
         admitted: list[Sequence] = []
         if budget <= 0 or not len(waiting):
             return admitted
-        prefills = _Prefills(running)
+        prefills = _Prefills(running, self._cache.page_size)
         headroom = self.headroom.pages(running)
         for sequence in waiting:
             if (
@@ -80,13 +80,18 @@ class Admission:
         return self._hold(sequence, to, match_limit, spare)
 
     def _hold(self, sequence: Sequence, to: int, match_limit: int, spare: int) -> bool:
-        """With ``spare`` pages left over. Alone, a sequence may take all there is."""
+        """With ``spare`` slots left over. Alone, a sequence may take all there is.
+
+        Rather than wait for pages it does without what it could copy: the source is locked for it.
+        """
         self._cache.begin(sequence, match_limit)
-        need = to - sequence.allocated_len
-        if need + spare <= self._cache.available and self._cache.extend(sequence, to):
-            return True
-        self._cache.release(sequence)
-        return False
+        need = self._cache.rounded(to) - sequence.allocated_len
+        while True:
+            if need + spare <= self._cache.available and self._cache.extend(sequence, to):
+                return True
+            if not self._cache.forgo(sequence):
+                self._cache.release(sequence)
+                return False
 
     def _better_later(self, sequence: Sequence, prefills: _Prefills) -> bool:
         """Whether a running prefill is about to compute a prefix that the cache lacks so far."""
@@ -102,7 +107,8 @@ class Admission:
 class _Prefills:
     """Running prefills by salt and first tokens: only equal ones are compared in full."""
 
-    def __init__(self, running: Iterable[Sequence]) -> None:
+    def __init__(self, running: Iterable[Sequence], page_size: int) -> None:
+        self._page_size = page_size
         self._by_start: dict[tuple[str, bytes], list[Sequence]] = {}
         for sequence in running:
             self.add(sequence)
@@ -112,9 +118,15 @@ class _Prefills:
             self._by_start.setdefault(_start(sequence), []).append(sequence)
 
     def shared_with(self, sequence: Sequence) -> int:
-        """The longest common prefix, without the last token; less than is worth it counts as 0."""
+        """The longest common prefix, without the last token; less than is worth it counts as 0.
+
+        Of the pages that a prefill fills: nobody gets at its last one before it ends.
+        """
         alike = self._by_start.get(_start(sequence), ())
-        return max((common_prefix(s.ids, sequence.ids[:-1]) for s in alike), default=0)
+        mine, size = sequence.ids[:-1], self._page_size
+        return max(
+            (common_prefix(s.ids[: s.length // size * size], mine) for s in alike), default=0
+        )
 
 
 def _start(sequence: Sequence) -> tuple[str, bytes]:

@@ -1,4 +1,4 @@
-"""Headroom: how many pages the running sequences are expected to want for output to come.
+"""Headroom: how much of the pool the running sequences are expected to want for output to come.
 
 Nobody knows how long an answer gets. Reserving ``max_new_tokens`` would leave most of the pool
 empty; reserving nothing ends in retractions. So a share of what may still come is kept free: it
@@ -23,15 +23,23 @@ AHEAD_AFTER_RETRACTION = 20  # tokens of each running sequence, beside what it h
 class Headroom:
     """``conservativeness`` scales every ratio: 0 keeps nothing free, above 1 retracts less."""
 
-    def __init__(self, conservativeness: float) -> None:
+    def __init__(self, conservativeness: float, page_size: int = 1) -> None:
         self._conservativeness = conservativeness
+        self._page_size = page_size
         self._first = min(1.0, FIRST_RATIO * conservativeness)
         self._least = self._first * LEAST_SHARE
         self.ratio = self._first
 
     def pages(self, sequences: Iterable[Sequence]) -> int:
-        """What these sequences will want, rounded up."""
-        return math.ceil(self.ratio * sum(map(_still_allowed, sequences)))
+        """The slots of all pages that these sequences will want, rounded up."""
+        if self._page_size == 1:
+            return math.ceil(self.ratio * sum(map(_still_allowed, sequences)))
+        return self._page_size * sum(map(self._pages, sequences))
+
+    def _pages(self, sequence: Sequence) -> int:
+        """Beyond the page that its last token lies in."""
+        end = sequence.length + math.ceil(self.ratio * _still_allowed(sequence))
+        return -(-end // self._page_size) - -(-sequence.length // self._page_size)
 
     def decoded(self) -> None:
         """A step that decodes was planned."""

@@ -1,5 +1,7 @@
 """Matches: how much of each waiting sequence is cached, kept up to date as the tree changes.
 
+In whole pages: what a match finds beyond them, at its boundary, says little about the order.
+
 Each sequence is anchored at the node in which its longest cached prefix ends. The tree tells of
 every change of its shape, and only the sequences anchored where it changed are looked at again:
 looking up 10,000 waiting prompts afresh in every step would take tens of milliseconds.
@@ -10,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from worker.cache.radix import Key, Node, RadixTree, common_prefix
+from worker.cache.node import Key, Node, common_prefix
+from worker.cache.radix import RadixTree
 from worker.sequence import Sequence
 
 Group = dict[Sequence, None]  # an ordered set
@@ -27,13 +30,13 @@ class Anchor:
 
 
 class Matches:
-    """The one watcher of a tree. ``length(s)`` equals a fresh ``peek`` at any time."""
+    """The one watcher of a tree. ``length(s)`` equals a fresh ``locate`` at any time."""
 
     def __init__(self, tree: RadixTree) -> None:
         self._tree = tree
         tree.watcher = self
         self._anchors: dict[Sequence, Anchor] = {}
-        # By node, and by the key of the child that would carry the match on (None: at its limit).
+        # By node, and by the key of the child that would carry the match on (None: there is none).
         self._at: dict[Node, dict[Key | None, Group]] = {}
         self._moved: Group = {}
 
@@ -67,11 +70,13 @@ class Matches:
 
     def grew(self, parent: Node, child: Node) -> None:
         """Whoever waited for this child at its parent's end matches more."""
-        for sequence in tuple(self._at.get(parent, {}).get(child.key, ())):
+        key = self._tree.key(child.tokens, 0, child.salt)
+        for sequence in tuple(self._at.get(parent, {}).get(key, ())):
             anchor = self._anchors[sequence]
             end = anchor.above + len(parent.tokens)
             if anchor.length == end:
                 more = common_prefix(child.tokens, sequence.ids[end : anchor.limit])
+                more -= more % self._tree.page_size
                 self._move(sequence, Anchor(child, end, end + more, anchor.limit))
 
     def split(self, head: Node, tail: Node) -> None:
@@ -115,11 +120,11 @@ class Matches:
     def _settle(self, sequence: Sequence, anchor: Anchor) -> None:
         self._anchors[sequence] = anchor
         groups = self._at.setdefault(anchor.node, {})
-        groups.setdefault(_next_key(sequence, anchor), {})[sequence] = None
+        groups.setdefault(self._next_key(sequence, anchor), {})[sequence] = None
 
     def _take(self, sequence: Sequence) -> Anchor:
         anchor = self._anchors.pop(sequence)
-        groups, key = self._at[anchor.node], _next_key(sequence, anchor)
+        groups, key = self._at[anchor.node], self._next_key(sequence, anchor)
         del groups[key][sequence]
         if not groups[key]:
             del groups[key]
@@ -127,8 +132,8 @@ class Matches:
                 del self._at[anchor.node]
         return anchor
 
-
-def _next_key(sequence: Sequence, anchor: Anchor) -> Key | None:
-    if anchor.length == anchor.limit:
-        return None
-    return sequence.salt, int(sequence.tokens[anchor.length])
+    def _next_key(self, sequence: Sequence, anchor: Anchor) -> Key | None:
+        """Of the child with its next page; None where the page would reach beyond its limit."""
+        if anchor.length + self._tree.page_size > anchor.limit:
+            return None
+        return self._tree.key(sequence.tokens, anchor.length, sequence.salt)

@@ -7,7 +7,8 @@ Priorities, and retracted sequences in front, are the queue's business.
 
 from __future__ import annotations
 
-from worker.cache.radix import Node, RadixTree
+from worker.cache.node import Node
+from worker.cache.radix import RadixTree
 from worker.scheduler.matches import Matches
 from worker.sequence import Sequence
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from core.wire import Int32Array, TokenLogprob
+from worker.cache.copies import SlotCopy
+from worker.cache.node import EMPTY
 from worker.cache.prefix_cache import PrefixCache
 from worker.plan import RowKind, SampleRow, ScoreRow, StepPlan, StepResult
 from worker.scheduler.admission import Admission, Limits
@@ -101,11 +103,12 @@ class Scheduler:
     def next_plan(self, now: float) -> Step | None:
         """The next step, or None when nothing can run before the step in flight is collected.
 
+        One without rows, when something is to be copied for a sequence that does not run yet.
         ``now``: seconds of a monotonic clock.
         """
         batch = self._decodes()
         if batch is None:
-            return None
+            return self._launched([])
         if batch:
             self.admission.headroom.decoded()
         self.waiting.arrange(now)
@@ -121,7 +124,7 @@ class Scheduler:
                 break
             batch.append(Scheduled(sequence, RowKind.EXTEND, take, sequence.retractions))
             budget -= take
-        return self._launched(batch) if batch else None
+        return self._launched(batch)
 
     def absorb(self, step: Step, result: StepResult) -> list[Progress]:
         """Book a collected step; may come late. Sequences that left meanwhile are skipped."""
@@ -162,14 +165,15 @@ class Scheduler:
         sequence.move(SequenceState.WAITING)
         self.waiting.push_front(sequence)
 
-    def _launched(self, batch: list[Scheduled]) -> Step:
-        """The step of this batch, counted as in flight."""
-        plan = _plan(batch)
+    def _launched(self, batch: list[Scheduled]) -> Step | None:
+        """The step of this batch, counted as in flight; None when there is nothing to do."""
+        if not batch and not self.cache.copies_due:
+            return None
+        plan = _plan(batch, self.cache.launched())
         for part in batch:
             part.sequence.flying += part.take
         for sample in plan.samples:
             batch[sample.index].sequence.pending += 1
-        self.cache.launched()
         return Step(plan, tuple(batch))
 
     def _decodes(self) -> list[Scheduled] | None:
@@ -212,9 +216,9 @@ def _loss(sequence: Sequence) -> tuple[int, int, int]:
     return sequence.priority, sequence.generated_here, -sequence.length
 
 
-def _plan(batch: list[Scheduled]) -> StepPlan:
+def _plan(batch: list[Scheduled], copies: tuple[SlotCopy, ...]) -> StepPlan:
     starts = [0]
-    pieces, samples, scores, late = [], [], [], []
+    pieces, samples, scores, late = [EMPTY], [], [], []
     for index, part in enumerate(batch):
         sequence, done = part.sequence, part.sequence.planned_len
         if done < sequence.length:
@@ -236,6 +240,7 @@ def _plan(batch: list[Scheduled]) -> StepPlan:
         samples=tuple(samples),
         scores=tuple(scores),
         late=tuple(late),
+        copies=copies,
     )
 
 

@@ -31,7 +31,7 @@ PAIR = {"prefill": {}, "decode": {}}
         ({"unified": {"page_size": 0}}, ["page_size must be at least 1", "$.unified"]),
         (
             {"prefill": {"page_size": 16}, "decode": {}},
-            ["page_size is 16 for prefill and 1 for decode", "equal sizes"],
+            ["page_size must be the same for prefill and decode"],
         ),
         (PAIR | {"disagg": {"protocol": "smoke"}}, ["smoke", "$.disagg.protocol"]),
         (PAIR | {"disagg": {"peer_timeout_s": 0}}, ["peer_timeout_s", "$.disagg"]),

@@ -92,3 +92,12 @@ def test_a_mismatch_names_the_field_and_both_values(field, value):
 
 def _shown(value):
     return repr(f"{sum(value)} bytes in 2 regions") if isinstance(value, tuple) else repr(value)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "pages"),
+    [(0, 0, 0), (5, 5, 0), (0, 1, 1), (0, 4, 1), (0, 5, 2), (3, 5, 2), (4, 8, 1), (5, 6, 1)],
+)
+def test_pages_that_tokens_lie_in(start, stop, pages):
+    assert msgspec.structs.replace(GEOMETRY, page_size=4).pages(start, stop) == pages
+    assert GEOMETRY.pages(start, stop) == stop - start

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from core.wire import SamplingParams
 from tests.support.specs import dense
+from worker.cache.copies import SlotCopy
 from worker.cache.kv_pool import KVPool
 from worker.cache.request_table import RequestTable
 from worker.pack import ForwardInput, pack
@@ -125,3 +128,43 @@ def test_a_late_token_is_the_one_that_its_row_sampled_last(table, plan):
     assert runner.collect(first).token_ids == (13, 14)
     # The penalty takes 14, which the plan knew, and 13, which it did not.
     assert runner.collect(second).token_ids == (15, 0)
+
+
+class Reader(Looker):
+    """Keeps what it finds in the pool when a step begins."""
+
+    def forward(self, step: ForwardInput, pool: KVPool) -> torch.Tensor:
+        self.found = pool.k[1][:, 0, 0].tolist()
+        return super().forward(step, pool)
+
+
+def filled() -> KVPool:
+    pool = KVPool(dense(), 10, torch.float32)
+    for tensor in pool.k + pool.v:
+        tensor.copy_(torch.arange(10.0).view(10, 1, 1).expand_as(tensor))
+    return pool
+
+
+def copies(*pairs: tuple[list[int], list[int]]) -> tuple[SlotCopy, ...]:
+    return tuple(SlotCopy(np.array(a, np.int32), np.array(b, np.int32)) for a, b in pairs)
+
+
+def test_a_step_copies_before_it_computes(table, plan):
+    model = Reader()
+    wanted = copies(([2, 4], [0, 1]), ([2], [9]))
+    ModelRunner(model, filled(), table).launch(replace(plan, copies=wanted))
+    assert model.found == [2, 4, 2, 3, 4, 5, 6, 7, 8, 2]
+
+
+def test_a_step_that_only_copies_runs_no_model(table):
+    class Nothing(Looker):
+        def forward(self, step: ForwardInput, pool: KVPool) -> torch.Tensor:
+            raise AssertionError("nothing is to be computed")
+
+    pool = filled()
+    runner = ModelRunner(Nothing(), pool, table)
+    none = np.empty(0, np.int32)
+    empty = StepPlan((), (), (0,), (), none, (), copies=copies(([2, 4], [0, 1])))
+    result = runner.collect(runner.launch(empty))
+    assert (result.token_ids, result.logprobs, result.scores) == ((), (), ())
+    assert pool.v[0][:3, 0, 0].tolist() == [2, 4, 2]

@@ -49,6 +49,20 @@ def test_copying_regions_copies_slots(spec, dtype):
             assert not b[[0, 2, 3, 4]].any()
 
 
+@pytest.mark.parametrize("spec", [specs.dense(layers=40), specs.latent()], ids=["mha", "mla"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_slots_are_copied_in_every_layer_and_nothing_else_is(spec, dtype):
+    pool = KVPool(spec, 8, dtype)
+    tensors = pool.latent + pool.k + pool.v
+    for tensor in tensors:
+        tensor.normal_()
+    wanted = [tensor.clone() for tensor in tensors]
+    for tensor in wanted:
+        tensor[[6, 1]] = tensor[[3, 3]]
+    pool.copy(torch.tensor([3, 3]), torch.tensor([6, 1]))
+    assert all(torch.equal(a, b) for a, b in zip(tensors, wanted, strict=True))
+
+
 def test_layers_of_a_token_lie_side_by_side():
     pool = KVPool(specs.dense(layers=3, kv_heads=2, head_dim=16), 10, torch.bfloat16)
     ((base, size),) = pool.regions()

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from worker.cache.radix import Node, RadixTree, common_prefix
+from worker.cache.node import Node, common_prefix
+from worker.cache.radix import RadixTree
 
 Prefix = tuple[str, tuple[int, ...]]  # salt, tokens
 TOKENS = st.lists(st.integers(0, 2), max_size=9).map(tuple)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import threading
+from pathlib import Path
 
 import pytest
 
+from core.clock import RealClock
 from core.errors import PreflightError
 from worker.attention.registry import ATTENTION
 from worker.kernels import build, load
@@ -64,6 +67,37 @@ def test_ranks_that_start_together_compile_once(compiler):
 def test_nothing_half_done_stays(folder, compiler):
     target = build.library()
     assert sorted(path.suffix for path in target.parent.iterdir()) == [".lock", ".so"]
+
+
+def test_what_a_build_that_was_killed_left_is_removed_by_the_next(folder, compiler):
+    target = build.library()
+    target.unlink()
+    (target.parent / "tmpkilled").mkdir()
+    (target.parent / "tmpkilled" / "one.o").write_text("half")
+    assert build.library() == target
+    assert sorted(path.suffix for path in target.parent.iterdir()) == [".lock", ".so"]
+
+
+def test_a_library_that_was_long_unused_makes_room_for_a_new_one(folder, compiler):
+    def other(text: str) -> Path:
+        (folder / "sources" / "one.h").write_text(text)
+        return build.library()
+
+    def age(path: Path, seconds: float) -> None:
+        then = RealClock().epoch() - seconds
+        os.utime(path, (then, then))
+
+    unused, used = other("// 1\n"), other("// 2\n")
+    for library in (unused, used):
+        age(library, build.KEPT_S + 60)
+    killed = unused.parent.with_name("killed")  # a build that never came to its end
+    killed.mkdir()
+    age(killed, build.KEPT_S + 60)
+    assert other("// 2\n") == used  # asked for again
+    fresh = other("// 3\n")
+    assert {path.name for path in fresh.parent.parent.iterdir()} == {
+        used.parent.name, fresh.parent.name
+    }  # fmt: skip
 
 
 def test_a_filled_cache_needs_no_compiler(compiler, monkeypatch):

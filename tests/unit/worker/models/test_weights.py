@@ -15,7 +15,7 @@ from worker.architectures import read_spec
 from worker.cache.kv_pool import KVPool
 from worker.checkpoint import weight_files
 from worker.layers.linear import Linear
-from worker.models.weights import load_model
+from worker.models.weights import check_weights, load_model
 
 
 @pytest.fixture
@@ -65,6 +65,24 @@ def test_shapes_are_compared(folder):
     change(folder, lambda t: t.update({"model.norm.weight": torch.ones(47)}))
     with pytest.raises(ModelError, match=r"model\.norm\.weight has shape \[47\].*\[48\]"):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda t: t.update({"model.norm.weight": torch.ones(3)}), "has shape"),
+        (lambda t: t.update({"model.layers.1.extra.weight": torch.ones(1)}), "belong to no part"),
+        (lambda t: t.pop("model.norm.weight"), "are missing"),
+    ],
+)
+def test_headers_alone_show_what_loading_would_refuse(folder, edit, words):
+    check_weights(folder, read_spec(folder))
+    change(folder, edit)
+    with pytest.raises(ModelError, match=words) as checked:
+        check_weights(folder, read_spec(folder))
+    with pytest.raises(ModelError) as loaded:
+        load(folder)
+    assert str(checked.value) == str(loaded.value)
 
 
 def test_a_transposed_matrix_of_the_same_size_is_refused(folder):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from core.rpc.events import Aborted, PeerMessage
@@ -9,7 +11,7 @@ from core.wire import ErrorKind, FinishReason, Usage
 from tests.support.calm_pair import CalmPair
 from tests.support.fake_runner import generate
 from tests.support.pd_world import CONTEXT
-from worker.sequence import SequenceState
+from worker.sequence import NO_ROW, SequenceState
 
 PROMPT = [1, 2, 3, 4, 5]
 
@@ -279,3 +281,61 @@ def test_unclaimed_prompts_leave_room_and_the_rank_sleeps_when_all_that_wait_are
     for rid, ids in prompts.items():
         assert pair.asked[rid].output == generate(ids, 3)
     everything_is_back(pair)
+
+
+def test_a_page_is_sent_when_it_is_full_or_the_prompt_ends():
+    """Until then the tree may have the same page from somebody else, and take this one away."""
+    pair = CalmPair(page_size=4)
+    pair.prefill.scheduler.limits = replace(pair.prefill.scheduler.limits, step_tokens=3)
+    prompt = list(range(10))
+    pair.send(pair.ask("r", prompt, 4, room=1))
+    sent = []
+    for _ in range(4):
+        pair.step(pair.prefill)
+        sent.append(pair.prefill.role.transfers().held_pages)
+    assert sent == [0, 1, 2, 3]
+    pair.settle()
+    assert pair.asked["r"].output == generate(prompt, 4)
+    everything_is_back(pair)
+
+
+def test_of_a_page_that_the_decode_rank_has_in_part_the_rest_is_sent():
+    pair = CalmPair(page_size=4)
+    pair.send(pair.ask("r", PROMPT, 3, room=1))
+    pair.settle()
+    before = pair.prefill.role.kv_bytes[0]
+    longer = [*PROMPT, *generate(PROMPT, 3), 9]  # and the decode rank has 7
+    pair.send(pair.ask("again", longer, 4, room=2))
+    pair.settle()
+    assert pair.prefill.role.kv_bytes[0] - before == 8 * 2
+    assert pair.local._handoffs[-1][0] == 2  # what the handoff is measured by
+    assert pair.asked["again"].output == generate(longer, 4)
+    everything_is_back(pair)
+
+
+def test_a_step_that_only_copies_says_nothing_of_what_a_step_costs():
+    pair = CalmPair(page_size=4)
+    pair.send(pair.ask("r", PROMPT[:2], 2, room=1))
+    pair.settle()
+    plain_s = pair.local._plain_s
+    pair.send(pair.ask("again", [*PROMPT[:2], 9], 2, room=2), pair.decode)
+    steps = pair.decode.steps
+    pair.step(pair.decode)
+    assert pair.decode.steps == steps + 1
+    assert pair.local._plain_s == plain_s
+
+
+@pytest.mark.parametrize(
+    ("pages", "started"),
+    [(3, 0), (7, 1), (8, 2)],  # of 16 slots; a context of 40 tokens is three pages, a prompt two
+)
+def test_what_is_started_before_it_is_claimed_is_counted_in_pages(pages, started):
+    """Every claimed request must fit beside it."""
+    pair = CalmPair(page_size=16)
+    pair.random.seed(3)
+    engine = pair._engine("prefill", pages=16 * pages)
+    engine.scheduler.limits = replace(engine.scheduler.limits, step_tokens=100)
+    for room in range(3):
+        pair.send(pair.ask(f"r{room}", [room] * 17, 4, room=room), engine)
+    engine.step(0.0)
+    assert sum(s.row != NO_ROW for s in engine.streams.sequences()) == started
