@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import logging
+import os
 import platform
 import shutil
 import subprocess
@@ -17,11 +18,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 
+from core.clock import RealClock
 from core.env import cache_dir
 from core.errors import PreflightError
 
@@ -30,8 +32,10 @@ logger = logging.getLogger(__name__)
 SOURCES = Path(__file__).parent
 NAME = "antiphon_kernels.so"
 COMPILERS = ("g++", "c++")
+_SCRATCH = "tmp"  # begins the names of folders that builds work in
 LISTED = 20  # lines of a compiler's complaint that are shown
 TIMEOUT_S = 300.0
+KEPT_S = 30 * 86400.0  # a library that nobody has asked for so long makes room
 # contract=fast: products and sums become one instruction wherever the processor has it, which
 # every instance of a loop must agree on
 FLAGS = (
@@ -57,8 +61,26 @@ def library() -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(target.with_suffix(".lock")):
             if not target.exists():  # else another rank has built it meanwhile
+                _sweep(target.parent)
                 _build(target)
+    with suppress(OSError):  # a cache may be read-only
+        os.utime(target)  # asked for: see _sweep
     return target
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what interrupted builds left in ``folder``, and libraries that were long unused.
+
+    Whoever has loaded one of those keeps it: a mapped file lives on without its name.
+    """
+    oldest = RealClock().epoch() - KEPT_S
+    for other in folder.parent.iterdir():
+        built = other / NAME
+        with suppress(OSError):  # another process may be sweeping too
+            if (built if built.exists() else other).stat().st_mtime < oldest:
+                shutil.rmtree(other)
+    for left in folder.glob(f"{_SCRATCH}*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _build(target: Path) -> None:
@@ -67,7 +89,7 @@ def _build(target: Path) -> None:
         raise PreflightError("no C++ compiler: apt-get install -y g++")
     logger.info("compiling the CPU kernels into %s", target)
     torch_root = Path(torch.__file__).parent
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=target.parent) as scratch:
         folder = Path(scratch)
         sources = sorted(SOURCES.glob("*.cpp"))
         objects = [str(folder / f"{source.stem}.o") for source in sources]

@@ -47,6 +47,9 @@ void pack_rows(const uint32_t* const* rows, int R, int64_t words, uint32_t* to) 
 
 // Some words of the next panel, which are fetched while this one is multiplied: all chunks of a
 // block fetch a part each, so that memory is read all the time and not during the first one alone.
+// Beside the last panel of a weight they are words beyond its end, on purpose: a prefetch of an
+// address that is not mapped does nothing, and is cheaper than a test for each panel. Nobody reads
+// through `from`.
 struct Ahead {
   const uint32_t* from;
   int step;  // words, for each word of the inner index

@@ -215,6 +215,13 @@ class Row {
     return {near_, weight_, keep(distance_, vocab_, limit, true, distance_, near_)};
   }
 
+  // Who finishes first. Exact times take two logarithms each, so three bounds on a token's time,
+  // each below it, leave out those who cannot break the record so far, from cheap to dear:
+  //   by its distance alone    log time = log E + distance >= distance - LONGEST       (here)
+  //   by its number alone      time = E / weight >= E >= v, as no weight is above 1    (early)
+  //   by both                  time = E / weight >= v / weight = v exp(distance)       (finish)
+  // E = -log(1 - v) >= v. A bound that errs by rounding must err downwards: hence a LONGEST above
+  // log(2^33), and the factor 1.0001.
   int64_t race(int64_t best, float limit) const {
     const Philox philox{uint64_t(draw_.seed), uint64_t(draw_.position)};
     uint32_t words[GROUP];
@@ -222,7 +229,7 @@ class Row {
     int64_t first = best;
     double record = log_time(words[best % GROUP], 0);
     for (int64_t base = 0; base < vocab_; base += GROUP) {
-      // Who is farther away cannot win: log E >= log v >= -LONGEST.
+      // Who is farther away cannot win: distance - LONGEST is beyond the record.
       const float reach = std::min(limit, float(record + LONGEST));
       Ints near = {};
       for (int64_t c = base; c < base + GROUP; c += LANES)
@@ -234,8 +241,7 @@ class Row {
     return first;
   }
 
-  // Whether any of a group finishes before a time if it weighs 1, and none weighs more.
-  // E >= v; a little more, for the roundings.
+  // Whether any of a group could finish by `time` if it weighed 1.
   static bool early(const uint32_t* words, Floats time) {
     Ints hope = {};
     for (int64_t c = 0; c < GROUP; c += LANES) hope |= number(words + c) <= time * 1.0001f;
@@ -246,7 +252,7 @@ class Row {
     return __builtin_convertvector(load_words(words), Floats) * 0x1p-32f;
   }
 
-  // Lets a group run.
+  // Lets a group run: exact times for those whose number is small enough for their distance.
   void finish(int64_t base, const uint32_t* words, float reach, int64_t* first,
               double* record) const {
     for (int64_t c = 0; c < GROUP; c += LANES) {

@@ -106,7 +106,10 @@ class Team {
     return gate;
   }
 
-  void work() {
+  // noexcept: an item that throws ends the process, with the words of what it threw, on whichever
+  // thread it ran. On a helper it would do so in any case; thrown by the caller it would unwind the
+  // frame that `context_` points into while helpers still work on it.
+  void work() noexcept {
     for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < n_;) item_(context_, i);
   }
 

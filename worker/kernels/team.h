@@ -12,7 +12,8 @@
 namespace antiphon {
 
 // Calls `item(context, i)` once for each i in [0, n) and returns after the last. Items are handed
-// out one by one, in order. A second caller at the same time does all of its items itself.
+// out one by one, in order. A second caller at the same time does all of its items itself. Items
+// must not throw: where several threads share them, that ends the process.
 void run_team(int threads, int64_t n, void (*item)(void*, int64_t), void* context);
 
 // f(i) for each i in [0, n), on up to `threads` threads, the caller's among them.
