@@ -27,6 +27,7 @@ struct Sums {
 
 struct Buffers {
   Scratch<uint32_t> queries, keys, values;
+  Scratch<int64_t> seen;
   Scratch<float> sums;
 };
 
@@ -52,6 +53,8 @@ class Worker {
 
   void run(const Task& task) {
     const int64_t rows = rows_of(task);
+    // tiles of about the same size: one of a single row takes as long as one of three
+    tile_ = quotient(rows, quotient(rows, TILE_ROWS));
     pack_queries(task, rows);
     float* memory = buffers_.sums.reserve(numbers(rows) + numbers(TILE_ROWS));
     const Sums tile = sums(memory, TILE_ROWS);
@@ -61,12 +64,11 @@ class Worker {
       pack_block(task, block);
       const bool fresh = block == 0 || !merged;
       const Sums into = merged ? total : partial(task, block - task.from);
-      for (int64_t row = 0; row < rows; row += TILE_ROWS) {
-        const int here = std::min<int64_t>(TILE_ROWS, rows - row);
+      for (int64_t row = 0; row < rows; row += tile_) {
+        const int here = std::min(tile_, rows - row);
         const Sums at = from_row(into, row);
-        attend_tile(task, block, row, here, fresh ? at : tile);
-        if (!fresh)
-          for (int r = 0; r < here; ++r) merge(at, tile, r);
+        attend_tile(block, row, here, fresh ? at : tile);
+        if (!fresh) merge(at, tile, here);
       }
     }
     if (merged && task.ends) write(task, total, rows);
@@ -78,8 +80,7 @@ class Worker {
     const Sums total = running(task, buffers_.sums.reserve(numbers(rows)));
     for (int64_t block = task.from; block < task.to; ++block) {
       const Sums next = partial(task, block - task.from);
-      for (int64_t row = 0; row < rows; ++row)
-        block == 0 ? copy(total, next, row) : merge(total, next, row);
+      block == 0 ? copy(total, next, rows) : merge(total, next, rows);
     }
     if (task.ends) write(task, total, rows);
   }
@@ -115,18 +116,22 @@ class Worker {
 
   // Rows are token by token, within a token head by head; packed [words][rows of a tile].
   void pack_queries(const Task& task, int64_t rows) {
-    uint32_t* to = buffers_.queries.reserve(rows * words_);
-    for (int64_t row = 0; row < rows; row += TILE_ROWS) {
-      const int here = std::min<int64_t>(TILE_ROWS, rows - row);
-      for (int r = 0; r < here; ++r) {
-        const int64_t token = plan_.queries[task.first + (row + r) / group_].token;
-        const int64_t head = task.kv_head * group_ + (row + r) % group_;
-        const uint32_t* from =
-            words(call_.q, token * call_.q_strides[0] + head * call_.q_strides[1]);
-        for (int64_t w = 0; w < words_; ++w) std::memcpy(to + w * here + r, from + w, 4);
+    uint32_t* to = buffers_.queries.reserve(rows * words_ + LANES);
+    seen_ = buffers_.seen.reserve(rows);
+    const uint32_t* from[TILE_ROWS];
+    int64_t row = 0;
+    for (int64_t query = task.first; query < task.last; ++query)
+      for (int64_t g = 0; g < group_; ++g) {
+        const int64_t head = task.kv_head * group_ + g;
+        seen_[row] = plan_.queries[query].seen;
+        from[row % tile_] = words(
+            call_.q, plan_.queries[query].token * call_.q_strides[0] + head * call_.q_strides[1]);
+        ++row;
+        if (const int here = row % tile_ == 0 ? tile_ : row == rows ? row % tile_ : 0) {
+          pack_rows(from, here, words_, to);
+          to += here * words_;
+        }
       }
-      to += here * words_;
-    }
   }
 
   void pack_block(const Task& task, int64_t block) {
@@ -161,12 +166,10 @@ class Worker {
       __builtin_prefetch(from + at, 0, 2);  // to the L2 cache
   }
 
-  void attend_tile(const Task& task, int64_t block, int64_t row, int rows, Sums out) {
+  void attend_tile(int64_t block, int64_t row, int rows, Sums out) {
     int64_t visible[TILE_ROWS];
-    for (int r = 0; r < rows; ++r) {
-      const int64_t keys = plan_.queries[task.first + (row + r) / group_].seen - block * block_;
-      visible[r] = std::clamp<int64_t>(keys, 0, block_);
-    }
+    for (int r = 0; r < rows; ++r)
+      visible[r] = std::clamp<int64_t>(seen_[row + r] - block * block_, 0, block_);
     // rows are in the order of their tokens; those of several sequences see the whole block
     const int64_t most = visible[rows - 1];
     const uint32_t* q = buffers_.queries.reserve(0) + row * words_;
@@ -202,24 +205,36 @@ class Worker {
     weight = sum_lanes(sum);
   }
 
-  void merge(Sums into, Sums from, int64_t row) const {
-    const float top = from.top[row];
-    if (top == -INF) return;  // the row sees nothing of this block
-    const float whole = top > into.top[row] ? top : into.top[row];
-    const float keep = exp2(splat(into.top[row] - whole))[0];
-    const float add = exp2(splat(top - whole))[0];
-    into.top[row] = whole;
-    into.weight[row] = into.weight[row] * keep + from.weight[row] * add;
-    float* a = into.mix + row * width_;
-    const float* b = from.mix + row * width_;
-    for (int64_t c = 0; c < width_; c += LANES)
-      store(a + c, load(a + c) * splat(keep) + load(b + c) * splat(add));
+  void merge(Sums into, Sums from, int64_t rows) const {
+    for (int64_t row = 0; row < rows; row += LANES)
+      merge_some(from_row(into, row), from_row(from, row), std::min<int64_t>(LANES, rows - row));
   }
 
-  void copy(Sums into, Sums from, int64_t row) const {
-    into.top[row] = from.top[row];
-    into.weight[row] = from.weight[row];
-    std::memcpy(into.mix + row * width_, from.mix + row * width_, width_ * sizeof(float));
+  // Up to LANES rows, whose factors are computed side by side.
+  void merge_some(Sums into, Sums from, int rows) const {
+    float keep[LANES] = {}, add[LANES] = {};
+    std::memcpy(keep, into.top, rows * sizeof(float));
+    std::memcpy(add, from.top, rows * sizeof(float));
+    const Floats old = load(keep), fresh = load(add);
+    const Ints nothing = fresh == splat(-INF);  // the row sees nothing of this block
+    const Floats whole = nothing ? old : larger(old, fresh);
+    store(keep, nothing ? splat(1.f) : exp2(old - whole));
+    store(add, nothing ? Floats{} : exp2(fresh - whole));
+    for (int r = 0; r < rows; ++r) {
+      if (nothing[r]) continue;
+      into.top[r] = whole[r];
+      into.weight[r] = into.weight[r] * keep[r] + from.weight[r] * add[r];
+      float* a = into.mix + r * width_;
+      const float* b = from.mix + r * width_;
+      for (int64_t c = 0; c < width_; c += LANES)
+        store(a + c, load(a + c) * splat(keep[r]) + load(b + c) * splat(add[r]));
+    }
+  }
+
+  void copy(Sums into, Sums from, int64_t rows) const {
+    std::memcpy(into.top, from.top, rows * sizeof(float));
+    std::memcpy(into.weight, from.weight, rows * sizeof(float));
+    std::memcpy(into.mix, from.mix, rows * width_ * sizeof(float));
   }
 
   void write(const Task& task, Sums total, int64_t rows) const {
@@ -241,6 +256,8 @@ class Worker {
   const Shared shared_;
   const int64_t group_, words_, width_, block_;
   Buffers& buffers_;
+  int64_t tile_ = 0;         // rows of a tile; the last one may have fewer
+  int64_t* seen_ = nullptr;  // by row, as in Query
   uint32_t* keys_ = nullptr;
   uint32_t* values_ = nullptr;
   alignas(64) float scores_[TILE_ROWS * BLOCK_KEYS];

@@ -18,32 +18,14 @@ namespace {
 
 constexpr int PANEL_VECTORS = 2;
 constexpr int PANEL = PANEL_VECTORS * LANES;
-#ifdef ANTIPHON_AVX512
-constexpr int MOST_ROWS = 12;  // 24 sums of 32 registers
-#else
-constexpr int MOST_ROWS = 6;  // 12 of 16
-#endif
 constexpr int64_t BLOCK_CHUNKS = 4;  // chunks of rows that meet a panel while it is in the cache
 constexpr int64_t TASKS = 12;        // for each thread
 constexpr int64_t SERIAL_WORDS = 8 * 1024;
 
-int64_t quotient(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
 int64_t panels(int64_t outer) { return quotient(outer, PANEL); }
 
 template <class T>
 int64_t words_of(int64_t inner) { return inner / T::PER_WORD; }
-
-// Rows [0, R) of x, word by word: to[w * R + r].
-void pack_rows(const uint32_t* const* rows, int R, int64_t words, uint32_t* to) {
-  for (int64_t w = 0; w < words; w += LANES) {
-    const int some = std::min<int64_t>(LANES, words - w);
-    Words in[LANES], out[LANES];
-    for (int r = 0; r < LANES; ++r) in[r] = r < R ? load_some(rows[r] + w, some) : Words{};
-    transpose(in, out);
-    // what a store writes beyond R the next one overwrites; the last ones have room behind them
-    for (int i = 0; i < some; ++i) store_words(to + (w + i) * R, out[i]);
-  }
-}
 
 // Some words of the next panel, which are fetched while this one is multiplied: all chunks of a
 // block fetch a part each, so that memory is read all the time and not during the first one alone.

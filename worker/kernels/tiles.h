@@ -15,7 +15,14 @@ namespace antiphon {
 constexpr int TILE_KEYS = VECTORS * LANES;
 constexpr int TILE_ROWS = 6;  // 6 rows of 4 vectors are 24 of 32 registers; of 2, 12 of 16
 
-constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+#ifdef ANTIPHON_AVX512
+constexpr int MOST_ROWS = 12;  // of a linear's tile: with 2 vectors each 24 of 32 registers
+#else
+constexpr int MOST_ROWS = 6;  // 12 of 16
+#endif
+
+constexpr int64_t quotient(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
+constexpr int64_t round_up(int64_t n, int64_t unit) { return quotient(n, unit) * unit; }
 
 // The first `count` of LANES words, the rest 0.
 inline Words load_some(const uint32_t* p, int count) {
@@ -78,6 +85,32 @@ void pack_keys(Row row, int n, int words, uint32_t* tile) {
       for (int i = 0; i < some; ++i) store_words(to + int64_t(w + i) * TILE_KEYS, out[i]);
     }
   }
+}
+
+// R rows of `words` words, word by word: to[w * R + r]. Writes up to a vector beyond the end.
+template <int GROUPS>
+void pack_rows_in(const uint32_t* const* rows, int R, int64_t words, uint32_t* to) {
+  for (int64_t w = 0; w < words; w += LANES) {
+    const int some = std::min<int64_t>(LANES, words - w);
+    Words out[GROUPS][LANES];
+    for (int g = 0; g < GROUPS; ++g) {
+      Words in[LANES];
+      for (int i = 0; i < LANES; ++i) {
+        const int r = g * LANES + i;
+        in[i] = r < R ? load_some(rows[r] + w, some) : Words{};
+      }
+      transpose(in, out[g]);
+    }
+    // what a store writes beyond R the next one overwrites; the last ones have room behind them
+    for (int i = 0; i < some; ++i)
+      for (int g = 0; g < GROUPS; ++g) store_words(to + (w + i) * R + g * LANES, out[g][i]);
+  }
+}
+inline void pack_rows(const uint32_t* const* rows, int R, int64_t words, uint32_t* to) {
+  if (R <= LANES)
+    pack_rows_in<1>(rows, R, words, to);
+  else
+    pack_rows_in<(MOST_ROWS + LANES - 1) / LANES>(rows, R, words, to);
 }
 
 #ifdef ANTIPHON_AVX512
