@@ -152,13 +152,14 @@ class StepLoop:
     def _events(self) -> list[RankEvent | None]:
         """All that is in the inbox; waits for the first event only where nothing can run."""
         events: list[RankEvent | None] = []
+        idle = self._engine.idle
         try:
-            if self._engine.idle:
+            if idle:
                 events.append(self._inbox.get(timeout=IDLE_WAIT_S))
             while True:
                 events.append(self._inbox.get_nowait())
         except queue.Empty:
-            if not events and not self._tidy:
+            if idle and not events and not self._tidy:  # never between two steps: it takes a while
                 gc.collect()
                 self._tidy = True
             return events

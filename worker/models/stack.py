@@ -97,6 +97,11 @@ def _recorded(recording: Any) -> Iterator[None]:
 class _KernelsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own
     """Refuses whatever computes, or moves numbers, without the recorder knowing of it."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to skip it torch would import its compiler, 800 modules, at the first step."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,

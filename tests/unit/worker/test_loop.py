@@ -126,6 +126,31 @@ def test_automatic_garbage_collection_is_off_while_the_loop_runs(attend):
     assert gc.isenabled()
 
 
+def test_garbage_is_collected_where_nothing_runs_and_never_between_two_steps(attend, monkeypatch):
+    monkeypatch.setattr(worker.loop, "IDLE_WAIT_S", 0.01)
+    engine = make_unified()
+    attended = attend(engine)
+    attended.status()
+    while_busy: list[int] = []
+    at_rest = threading.Event()
+
+    def collecting(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            at_rest.set() if engine.idle else while_busy.append(engine.steps)
+
+    gc.callbacks.append(collecting)
+    try:
+        attended.loop.post(Submitted("a", request("r", [1, 2, 3], 40)))
+        tokens = 0
+        while tokens < 40:
+            _, report = attended.reports.get(timeout=SOON_S)
+            tokens += sum(len(chunk.token_ids) for chunk in report.chunks)
+        assert at_rest.wait(SOON_S)
+    finally:
+        gc.callbacks.remove(collecting)
+    assert not while_busy
+
+
 def test_stop_ends_the_loop_without_a_word_of_a_crash(attend, caplog):
     attended = attend(make_unified())
     attended.status()
