@@ -40,7 +40,8 @@ struct Ahead {
 template <class T, int R>
 void multiply(const uint32_t* x, const uint32_t* panel, int64_t words, Ahead ahead,
               Floats (*out)[PANEL_VECTORS]) {
-  Floats sums[R][PANEL_VECTORS] = {};
+  Floats sums[R][PANEL_VECTORS];
+  clear(sums);
   for (int64_t w = 0; w < words; ++w, x += R, panel += PANEL, ahead.from += ahead.step) {
     Words b[PANEL_VECTORS];
     for (int v = 0; v < PANEL_VECTORS; ++v) {

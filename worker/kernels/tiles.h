@@ -157,10 +157,20 @@ void pack_values(Row row, int n, int columns, uint32_t* tile) {
   }
 }
 
+// All 0. Unrolled, or it would become a call of memset and a trip through memory for every tile.
+template <int R, int N>
+[[gnu::always_inline]] inline void clear(Floats (&sums)[R][N]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < N; ++v) sums[r][v] = Floats{};
+}
+
 // out[r][i] = a_r · key_i for the TILE_KEYS keys of a tile. `a` is packed [words][R].
 template <class T, int R>
 void dot_tile(const uint32_t* a, const uint32_t* keys, int words, float* out, int64_t out_stride) {
-  Floats acc[R][VECTORS] = {};
+  Floats acc[R][VECTORS];
+  clear(acc);
   for (int w = 0; w < words; ++w, a += R, keys += TILE_KEYS) {
     Words b[VECTORS];
     for (int v = 0; v < VECTORS; ++v) b[v] = load_words(keys + v * LANES);
@@ -175,7 +185,8 @@ void dot_tile(const uint32_t* a, const uint32_t* keys, int words, float* out, in
 template <class T, int R, int N>
 void mix_tile(const uint32_t* p, int64_t p_stride, const uint32_t* values, int64_t value_stride,
               int words, float* out, int64_t out_stride) {
-  Floats acc[R][N] = {};
+  Floats acc[R][N];
+  clear(acc);
   for (int w = 0; w < words; ++w, values += value_stride) {
     Words b[N];
     for (int v = 0; v < N; ++v) b[v] = load_words(values + v * LANES);
