@@ -189,3 +189,7 @@ def _presets(_: argparse.Namespace) -> int:
 
     print("\n".join(presets.names()))
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -26,14 +26,13 @@ def plan(args: argparse.Namespace) -> int:
 
     Warns of what this machine could not hold; with --strict, the exit code says so too.
     """
-    from cluster import preflight
+    from cluster.memory import plan_problem, total_bytes
     from worker.checkpoint import declared_bytes
 
     found = _plan(words.read(args))
     print(render(found))
     stored = declared_bytes(found.folder)
-    memory = preflight.total_bytes()
-    problem = preflight.plan_problem(found.config, found.model, stored, memory)
+    problem = plan_problem(found.config, found.model, stored, total_bytes())
     if problem is None:
         return 0
     print(f"\nwarning: {problem}")
@@ -48,7 +47,11 @@ def check(args: argparse.Namespace) -> int:
 
     config = resolve_dtype(words.read(args), cpu())
     warnings = preflight.check(config, _folder(config))
-    _plan(config).ranks()
+    found = _plan(config)
+    found.ranks()
+    from worker.models.weights import check_weights  # torch, which the preflight has found
+
+    check_weights(found.folder, found.model)
     print("\n".join([*(f"warning: {line}" for line in warnings), "all checks passed"]))
     return 0
 

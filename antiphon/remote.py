@@ -12,6 +12,8 @@ from core.errors import ConfigError, PreflightError
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT_S = 15.0
 
+_START = "start one with `antiphon serve`, or name another with --url"
+
 Json = dict[str, Any]  # opaque: parsed JSON
 
 
@@ -31,13 +33,13 @@ class Remote(NamedTuple):
         """
         import httpx  # not for --help
 
-        from core.trust import trusting
+        from core.trust import ASK_FOR_KEY, address, remedy, trusting
 
-        verify = trusting(self.ca)
+        verify, base = trusting(self.ca), address(self.url)
         try:
             answer = httpx.request(
                 "GET" if body is None else "POST",
-                f"{self.url.rstrip('/')}{path}",
+                f"{base}{path}",
                 json=body,
                 params=params,
                 headers={"Authorization": f"Bearer {self.key}"} if self.key else {},
@@ -46,23 +48,20 @@ class Remote(NamedTuple):
                 verify=verify,
             )
         except httpx.HTTPError as error:
-            raise self._nobody(str(error)) from error
+            raise self._nobody(str(error), remedy(self.url, error, _START)) from error
         try:
             told: Json = answer.json()
             if answer.status_code == httpx.codes.OK:
                 return told
             message = str(told["error"]["message"])
         except (ValueError, KeyError, TypeError) as error:
-            raise self._nobody(f"something else answers {answer.status_code}") from error
+            raise self._nobody(f"something else answers {answer.status_code}", _START) from error
         if answer.status_code == httpx.codes.UNAUTHORIZED:
-            message += "; here: --key KEY, or the variable ANTIPHON_KEY"
+            message += ASK_FOR_KEY
         raise ConfigError(message)
 
-    def _nobody(self, reason: str) -> PreflightError:
-        return PreflightError(
-            f"no router answers on {self.url} ({reason}): start one with `antiphon serve`, "
-            "or name another with --url"
-        )
+    def _nobody(self, reason: str, remedy: str) -> PreflightError:
+        return PreflightError(f"no router answers on {self.url} ({reason}): {remedy}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -28,7 +28,10 @@ def render(status: Json) -> str:
 
 
 def _prompts(ranks: list[Json]) -> list[str]:
-    """Where prompts were computed, of all decode ranks together; nothing where none was."""
+    """Where prompts were computed, of all decode ranks together; nothing where none was.
+
+    Each rank counts from its own start: what a rank that is gone had done is not in it.
+    """
     placed: Counter[str] = Counter()
     for rank in ranks:
         placed.update((rank.get("transfers") or {}).get("placed", {}))
@@ -36,7 +39,8 @@ def _prompts(ranks: list[Json]) -> list[str]:
         return []
     local = placed.pop("local", 0)
     why = ", ".join(f"{name.removeprefix('remote_')} {count}" for name, count in placed.items())
-    return [f"prompts: {placed.total()} handed over ({why}), {local} computed by decode ranks"]
+    since = "prompts since the ranks started"
+    return [f"{since}: {placed.total()} handed over ({why}), {local} computed by decode ranks"]
 
 
 def _crashes(ranks: list[Json]) -> list[str]:

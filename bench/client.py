@@ -14,10 +14,11 @@ from bench.outcome import Outcome
 from bench.sse import DONE, Chunk, Lines, error_text
 from bench.transport import StackTransport
 from core.clock import Clock
-from core.errors import ConfigError, PreflightError
-from core.trust import trusting
+from core.errors import PreflightError
+from core.trust import ASK_FOR_KEY, address, remedy, trusting
 
 Messages = list[dict[str, str]]
+_START = "start one with `antiphon serve`, or name another with --url"
 _FAILED = ("error", "abort")  # finish reasons that are none
 
 
@@ -114,12 +115,14 @@ class Client:
             return
         try:
             answer = await self._http.get("/v1/models")
-            answer.raise_for_status()
+            if not answer.is_success:
+                refusal = await _refusal(answer)
+                raise PreflightError(f"{self._config.url}/v1/models answers {refusal}")
             self._model = str(answer.json()["data"][0]["id"])
         except httpx.HTTPError as error:
+            fix = remedy(self._config.url, error, _START)
             raise PreflightError(
-                f"no OpenAI endpoint answers on {self._config.url} ({_words(error)}): start one "
-                "with `antiphon serve`, or name another with --url"
+                f"no OpenAI endpoint answers on {self._config.url} ({_words(error)}): {fix}"
             ) from error
         except (ValueError, LookupError, TypeError) as error:
             raise PreflightError(
@@ -171,15 +174,12 @@ class Client:
 @asynccontextmanager
 async def connect(config: BenchConfig, clock: Clock, access: Access) -> AsyncIterator[Client]:
     """A client whose connections are closed at the end; ConfigError for a wrong address or file."""
-    try:
-        address = httpx.URL(config.url.rstrip("/").removesuffix("/v1"))
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"--url {config.url}: {error}") from error
+    base = address(config.url.rstrip("/").removesuffix("/v1"))
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
     if access.key:
         headers["Authorization"] = f"Bearer {access.key}"
     async with httpx.AsyncClient(
-        base_url=address,
+        base_url=base,
         headers=headers,
         transport=StackTransport(trusting(access.ca)),
         timeout=config.timeout_s,
@@ -194,7 +194,8 @@ async def _refusal(response: httpx.Response) -> str:
         words = error_text(msgspec.json.decode(data))
     except msgspec.DecodeError:
         words = error_text(data.decode("utf-8", "replace"))
-    return f"HTTP {response.status_code}: {words or response.reason_phrase}"
+    key = ASK_FOR_KEY if response.status_code == httpx.codes.UNAUTHORIZED else ""
+    return f"HTTP {response.status_code}: {words or response.reason_phrase}{key}"
 
 
 def _words(error: Exception) -> str:

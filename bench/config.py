@@ -54,7 +54,10 @@ class BenchConfig(msgspec.Struct, frozen=True, kw_only=True):
     label: str = ""
 
     def __post_init__(self) -> None:
-        _require(self.url.startswith(("http://", "https://")), "--url must start with http://")
+        _require(
+            self.url.startswith(("http://", "https://")),
+            "--url: an address begins with http:// or https://",
+        )
         _require(
             (self.workload == "trace") == bool(self.trace),
             "--workload trace and --trace FILE: both",

@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import uvicorn
 from fastapi import FastAPI
@@ -15,7 +16,7 @@ from cluster.plan import served_name
 from core.config import ClusterConfig, RouterConfig
 from core.errors import PreflightError
 from router.rpc.server import RpcFront
-from router.tls import read_tls
+from router.tls import read_tls, root_of
 
 DRAIN_S = 2  # live streams get this long to end; uvicorn takes whole seconds
 
@@ -91,22 +92,52 @@ def _http_socket(config: RouterConfig) -> socket.socket:
 
 def banner(config: ClusterConfig, port: int, grpc_port: int | None) -> str:
     """The ready line, and what to try next."""
-    host = config.router.host
-    url = f"http{'s' if config.router.tls_cert else ''}://{host}:{port}"
-    grpc = "" if grpc_port is None else f", gRPC (antiphon.v1) on {host}:{grpc_port}"
+    router = config.router
+    url = f"http{'s' if router.tls_cert else ''}://{router.host}:{port}"
+    grpc = "" if grpc_port is None else f", gRPC (antiphon.v1) on {router.host}:{grpc_port}"
     name = served_name(config)
     messages = '[{"role": "user", "content": "What is the capital of France?"}]'
-    header = " -H 'authorization: Bearer KEY'" if config.router.api_keys else ""
-    key = "KEY" if config.router.api_keys else "none"
+    access = _access(router)
     return f"""ready: {name} on {url}{grpc}
 
-  curl {url}/v1/chat/completions -H 'content-type: application/json'{header} \\
-    -d '{{"model": "{name}", "messages": {messages}}}'
+  curl{access.curl} {url}/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{{"model": "{name}", "messages": {messages},
+         "temperature": 0, "max_tokens": 64}}'
 
   from openai import OpenAI
-  client = OpenAI(base_url="{url}/v1", api_key="{key}")
-  answer = client.chat.completions.create(model="{name}", messages={messages})
+  client = OpenAI(base_url="{url}/v1", api_key="{access.key}")
+  messages = {messages}
+  answer = client.chat.completions.create(
+      model="{name}", messages=messages, temperature=0, max_tokens=64
+  )
   print(answer.choices[0].message.content)
 
-  antiphon status --url {url}
-  Ctrl-C stops everything."""
+  antiphon status --url {url}{access.command}
+{access.notes}  Ctrl-C stops everything."""
+
+
+class _Access(NamedTuple):
+    """What a client needs besides the address, as each shows it."""
+
+    curl: str
+    command: str
+    key: str
+    notes: str
+
+
+def _access(config: RouterConfig) -> _Access:
+    """Names stand for keys: the banner may be logged."""
+    curl = command = notes = ""
+    if config.tls_cert:
+        ca = root_of(config) or "CA.pem"
+        curl, command = f" --cacert {ca}", f" --ca {ca}"
+        notes = f"  Python believes the certificate with the variable SSL_CERT_FILE={ca}\n"
+        if ca == "CA.pem":
+            notes += (
+                f"  CA.pem: the certificate of whoever signed {config.tls_cert};"
+                " leave it out where that is a public authority\n"
+            )
+    if config.api_keys:
+        curl += " -H 'authorization: Bearer KEY'"
+        command += " --key KEY"
+    return _Access(curl, command, "KEY" if config.api_keys else "none", notes)

@@ -13,15 +13,17 @@ from collections.abc import Callable
 import httpx
 import msgspec
 
-from cluster import model_store
+from cluster import model_store, preflight
 from cluster.fronts import banner, listen, stop_signals
 from cluster.plan import served_name
 from cluster.routing import router
+from cluster.tasks import task_group
 from core.clock import RealClock
 from core.config import ClusterConfig, ModelConfig
 from core.errors import PreflightError
-from core.trust import trusting
+from core.trust import address, remedy, trusting
 from router.replicas import Member, Replicas
+from router.text.defaults import sampling_defaults
 from router.text.request import ServedModel
 from worker.architectures import read_spec
 
@@ -46,9 +48,15 @@ async def join(config: ClusterConfig, url: str, say: Say, *, key: str = "", ca: 
     Raises OperatorError. ``key`` is shown to the router at ``url``; ``ca`` is the PEM file to
     believe it by.
     """
+    if problems := preflight.port_problems(config):
+        raise PreflightError("\n".join(problems))
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with httpx.AsyncClient(
-        base_url=url, headers=headers, verify=trusting(ca), timeout=5, trust_env=False
+        base_url=address(url, "--join"),
+        headers=headers,
+        verify=trusting(ca),
+        timeout=5,
+        trust_env=False,
     ) as client:
         try:
             announced = await _ask(client)
@@ -58,9 +66,8 @@ async def join(config: ClusterConfig, url: str, say: Say, *, key: str = "", ca: 
                 "show it its admin key with --key or ANTIPHON_KEY"
             ) from error
         except (httpx.HTTPError, msgspec.DecodeError) as error:
-            raise PreflightError(
-                f"no antiphon router answers on {url} ({error}): start one with `antiphon serve`"
-            ) from error
+            fix = remedy(url, error, "start one with `antiphon serve`")
+            raise PreflightError(f"no antiphon router answers on {url} ({error}): {fix}") from error
         config = msgspec.structs.replace(config, model=announced.model)
         folder = model_store.resolve(config.model.source, say)
         spec = read_spec(folder)
@@ -71,10 +78,11 @@ async def join(config: ClusterConfig, url: str, say: Say, *, key: str = "", ca: 
             vocab_size=spec.vocab,
             eos_token_ids=frozenset(spec.eos_token_ids),
             created=int(RealClock().epoch()),
+            sampling=sampling_defaults(config.router, folder),
         )
         async with (
             router(config.router, model, folder, config.tracing) as parts,
-            asyncio.TaskGroup() as tasks,
+            task_group() as tasks,
         ):
             parts.replicas.update(announced.members)
             follower = tasks.create_task(_follow(client, parts.replicas))

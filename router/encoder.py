@@ -89,7 +89,11 @@ def _check_unicode(text: str, param: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise RequestError(f"{param} is not valid Unicode: {error}", param=param) from error
+        raise RequestError(
+            f"{param} has half of a surrogate pair (U+{ord(text[error.start]):04X}), "
+            "which is no character: send whole ones",
+            param=param,
+        ) from error
 
 
 def _length(prompt: str | ChatPrompt) -> int:

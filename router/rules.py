@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from core.errors import RequestError
@@ -23,6 +24,9 @@ from router.text.request import (
 # Whether the rule holds, the field, what the field must be.
 _Rule = tuple[bool, str, str]
 
+_REALS = (
+    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
 _TEMPERATURE = (0.0, 2.0)
 _PENALTY = (-2.0, 2.0)
 _REPETITION = (0.01, 100.0)  # what is further out turns a float32 logit into infinity
@@ -89,6 +93,8 @@ def _of_operator(request: TextRequest, terms: Terms) -> Iterable[_Rule]:
 
 def _of_choosing(sampling: SamplingParams) -> Iterable[_Rule]:
     """How a token is chosen. Each comparison is false for NaN."""
+    for name in _REALS:
+        yield not math.isnan(getattr(sampling, name)), name, "is NaN: it must be a number"
     yield _within("temperature", sampling.temperature, _TEMPERATURE)
     yield 0 < sampling.top_p <= 1, "top_p", "must be above 0 and at most 1"
     yield sampling.top_k >= 0, "top_k", "must be 0 (off) or more"

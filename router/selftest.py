@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import Callable, Set as AbstractSet
 from contextlib import aclosing
@@ -19,6 +20,9 @@ from router.replicas import MemberState, Replica, Replicas
 log = logging.getLogger(__name__)
 
 PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)
+NOT_FINITE = (
+    "the model's logits are not finite: its weights are damaged, or overflow (try model.dtype)"
+)
 
 
 class SelfTest:
@@ -87,7 +91,8 @@ class SelfTest:
 
     async def _try(self, streams: TokenStreams) -> str:
         """Run one small greedy request; the problem in words, empty when there is none."""
-        params = SamplingParams(max_new_tokens=2, temperature=0.0, ignore_eos=True)
+        # with log-probabilities: tokens come of NaN too
+        params = SamplingParams(max_new_tokens=2, temperature=0.0, ignore_eos=True, logprobs=True)
         got, error = 0, "the self-test's stream ended early"
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -96,6 +101,8 @@ class SelfTest:
                 async with aclosing(streams.stream(rid, PROMPT, params, salt)) as chunks:
                     async for chunk in chunks:
                         got += len(chunk.token_ids)
+                        if not all(math.isfinite(each.logprob) for each in chunk.logprobs):
+                            return NOT_FINITE
                         if chunk.error is not None:
                             error = chunk.error.message
                         if chunk.finish is FinishReason.LENGTH and got == params.max_new_tokens:

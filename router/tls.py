@@ -57,6 +57,20 @@ def read_tls(config: RouterConfig) -> Tls | None:
     return tls
 
 
+def root_of(config: RouterConfig) -> str:
+    """The file by which clients can believe this router where no public authority signed for it.
+
+    The certificate's own where it signed itself; empty where another did, whose is not here.
+    """
+    trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        trust.load_verify_locations(config.tls_cert)
+    except OSError:  # ssl.SSLError is one
+        return ""
+    roots = [root for root in trust.get_ca_certs() if root["issuer"] == root["subject"]]
+    return config.tls_cert if roots else ""
+
+
 def _read(key: str, path: str) -> bytes:
     try:
         return Path(path).read_bytes()

@@ -182,6 +182,8 @@ def _asked(request: TextRequest, model: str) -> dict[str, Value]:
         "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
         "gen_ai.request.presence_penalty": sampling.presence_penalty,
     }
+    if request.client_id:
+        asked["antiphon.client.request_id"] = request.client_id
     if request.max_new_tokens is not None:
         asked["gen_ai.request.max_tokens"] = request.max_new_tokens
     if request.seed is not None:

@@ -19,7 +19,7 @@ from core.codec import Codec, to_rank_codec, to_router_codec
 from core.dump import RankDump
 from core.errors import RankLost
 from core.handoffs import HandoffReport
-from core.rpc.link import Outbox, Pulse, converse, explain, is_beat
+from core.rpc.link import Outbox, Pulse, complain, converse, explain, is_beat
 from core.rpc.service import CHANNEL_OPTIONS, DUMP, SESSION, STATUS, path
 from core.wire import (
     PROTOCOL_VERSION,
@@ -82,6 +82,7 @@ class RankClient:
         self._status: Codec[RankStatus] = Codec(RankStatus)
         self._outbox = Outbox(OUTBOX_BYTES)
         self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(complain)
 
     @classmethod
     async def connect(
@@ -188,10 +189,15 @@ class RankClient:
             silence_s=pace.rank_timeout_s,
             on_beat=lambda: self._send(Ping()),
         )
-        reason = await converse(self._call, self._outbox, self._on_frame, pulse)
-        self._end(reason)
-        self._call.cancel()
-        self._on_lost()
+        reason = "a defect of this router ended it"
+        try:
+            reason = await converse(self._call, self._outbox, self._on_frame, pulse)
+        finally:  # whatever ended it: streams must not wait for what does not come
+            closed = self._lost is not None
+            self._end(reason)
+            self._call.cancel()
+            if not closed:
+                self._on_lost()
 
     def _on_frame(self, frame: bytes) -> None:
         report = self._to_router.decode(frame)

@@ -7,6 +7,7 @@ what a message means. Heartbeats (core/rpc/beats.py) go ahead of messages that w
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ import msgspec
 
 from core.rpc.beats import MARK, Beats
 from core.rpc.service import STOPPING
+
+log = logging.getLogger(__name__)
 
 
 class Duplex(Protocol):
@@ -125,6 +128,12 @@ async def converse(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def complain(task: asyncio.Task[None]) -> None:
+    """The end of a task that nobody awaits: an exception is a defect, which must be seen."""
+    if not task.cancelled() and (error := task.exception()):
+        log.error("a defect ended a link", exc_info=error)
 
 
 async def _read(

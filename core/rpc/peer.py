@@ -19,7 +19,7 @@ import msgspec
 
 from core.codec import Codec
 from core.rpc.hop import Hop
-from core.rpc.link import Context, Outbox, Pulse, converse, in_order, is_beat
+from core.rpc.link import Context, Outbox, Pulse, complain, converse, in_order, is_beat
 from core.rpc.service import CHANNEL_OPTIONS, PEER, STOPPING, path
 from core.wire import PROTOCOL_VERSION, Incarnation
 
@@ -98,6 +98,7 @@ class PeerLinks:
         self._peers: dict[Incarnation, str] = {}  # open or opening; guarded by the lock
         self._outboxes: dict[str, Outbox] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
         self._hop: Hop[_Open | Parcel] = Hop(asyncio.get_running_loop(), self._forward)
 
     def open(self, target: Incarnation) -> str:
@@ -123,6 +124,7 @@ class PeerLinks:
 
     async def close(self) -> None:
         """Drop all links without a word to ``on_lost``."""
+        self._closing = True
         self._hop.close()
         for task in self._tasks:
             task.cancel()
@@ -137,6 +139,7 @@ class PeerLinks:
         task = asyncio.create_task(self._run(item.peer, item.target, outbox))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(complain)
 
     def _hello(self, target: Incarnation) -> bytes:
         return msgspec.msgpack.encode(
@@ -147,15 +150,19 @@ class PeerLinks:
         def on_frame(frame: bytes) -> None:
             self._on_message(peer, frame)
 
-        async with grpc.aio.insecure_channel(target.endpoint, options=CHANNEL_OPTIONS) as channel:
-            call = channel.stream_stream(path(PEER))()
-            reason = await converse(call, outbox, on_frame, self._pace.pulse())
-            call.cancel()
-        _log_end(f"{peer} to {target}", reason)
-        with self._lock:
-            del self._peers[target]
-        del self._outboxes[peer]
-        self._on_lost(peer)
+        channel = grpc.aio.insecure_channel(target.endpoint, options=CHANNEL_OPTIONS)
+        try:
+            async with channel:
+                call = channel.stream_stream(path(PEER))()
+                reason = await converse(call, outbox, on_frame, self._pace.pulse())
+                call.cancel()
+            _log_end(f"{peer} to {target}", reason)
+        finally:  # whatever ended it: who waits for an answer must hear
+            with self._lock:
+                del self._peers[target]
+            del self._outboxes[peer]
+            if not self._closing:
+                self._on_lost(peer)
 
 
 class PeerDesk:

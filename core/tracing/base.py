@@ -6,15 +6,25 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Protocol
 
+import msgspec
+
 from core.registry import Entry, Registry
 from core.tracing.span import SpanRecord
+
+# What a sink may raise: files and sockets, libraries, values that cannot be encoded.
+FAILURES = (
+    OSError, RuntimeError, TypeError, ValueError, LookupError, msgspec.MsgspecError,
+)  # fmt: skip
 
 
 class SpanSink(Protocol):
     """Takes ended spans out of the process. Used by one thread, which is not the callers'."""
 
     def export(self, spans: Sequence[SpanRecord]) -> None:
-        """Take these. What cannot be delivered is dropped, with a record in the log."""
+        """Take these. What cannot be delivered is dropped, with a record in the log.
+
+        May raise one of FAILURES: its caller logs it and goes on.
+        """
         ...
 
     def close(self) -> None:

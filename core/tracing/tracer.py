@@ -6,9 +6,11 @@ Where tracing is off there is no Tracer: whoever may have one holds None, and as
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -17,7 +19,7 @@ from core import log as logs
 from core.clock import Clock, RealClock
 from core.config import TracingConfig
 from core.errors import PreflightError
-from core.tracing.base import SINKS, SpanSink, missing_otlp
+from core.tracing.base import FAILURES, SINKS, SpanSink, missing_otlp
 from core.tracing.span import (
     Attributes,
     SpanContext,
@@ -112,6 +114,7 @@ class Tracer:
         self._unhook = logs.add_trace_ids(self._trace_ids.get)
         self._queue: queue.Queue[Batch | None] = queue.Queue(BACKLOG)
         self._dropping = False
+        self._failing: set[SpanSink] = set()  # of the exporting thread
         self._thread = threading.Thread(target=self._run, name="tracing", daemon=True)
         self._thread.start()
 
@@ -157,12 +160,24 @@ class Tracer:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while (batch := self._queue.get()) is not None:
-            spans = batch()
+        try:
+            while (batch := self._queue.get()) is not None:
+                spans = batch()
+                for sink in self._sinks:
+                    self._attempt(sink, partial(sink.export, spans))
+        finally:
             for sink in self._sinks:
-                sink.export(spans)
-        for sink in self._sinks:
-            sink.close()
+                self._attempt(sink, sink.close)
+
+    def _attempt(self, sink: SpanSink, action: Callable[[], None]) -> None:
+        """A sink that fails costs spans: that is said once, until it works again."""
+        try:
+            action()
+            self._failing.discard(sink)
+        except FAILURES as error:
+            if sink not in self._failing:
+                log.warning("spans are lost: %s: %s", type(error).__name__, error)
+            self._failing.add(sink)
 
 
 def open_tracer(config: TracingConfig, component: str, clock: Clock | None = None) -> Tracer | None:
@@ -184,7 +199,15 @@ def problem(config: TracingConfig) -> str | None:
     """What keeps this configuration from working here, as a line that names the fix."""
     if config.endpoint and (packages := missing_otlp()):
         return f"tracing.endpoint needs {', '.join(packages)}: pip install 'antiphon[tracing]'"
-    folder = Path(config.file).absolute().parent
-    if config.file and not folder.is_dir():
+    return _file_problem(Path(config.file).absolute()) if config.file else None
+
+
+def _file_problem(file: Path) -> str | None:
+    folder = file.parent
+    if not folder.is_dir():
         return f"tracing.file: there is no folder {folder}: make it, or choose another"
+    if file.is_dir():
+        return f"tracing.file: {file} is a folder: name a file in it"
+    if not os.access(file if file.exists() else folder, os.W_OK):
+        return f"tracing.file: {file} cannot be written: choose another"
     return None

@@ -85,7 +85,11 @@ async def _generate(
     body: GenerationBody,
     request: Request,
 ) -> Response:
-    asked = msgspec.structs.replace(asked, trace=request.headers.get("traceparent", ""))
+    asked = msgspec.structs.replace(
+        asked,
+        trace=request.headers.get("traceparent", ""),
+        client_id=request.state.client_id or "",
+    )
     named(request, asked.rid)
     if body.stream:
         return EventStream(_stream(door, asked, answer, body))

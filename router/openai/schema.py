@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, cast
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -33,8 +34,15 @@ def _as_whole(value: Any) -> Any:  # opaque: JSON
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _in_int64(value: int) -> int:
+    if not -_INT64 <= value < _INT64:  # a range of pydantic's would be shown as rounded floats
+        raise ValueError(f"must be between {-_INT64} and {_INT64 - 1}")
+    return value
+
+
 # Nothing is guessed: "3" is no number, true is not 1, and 1 is not true.
 Whole = Annotated[int, BeforeValidator(_as_whole), Strict()]
+Seed = Annotated[Whole, AfterValidator(_in_int64)]
 Real = Annotated[float, Strict()]
 
 
@@ -83,8 +91,8 @@ class GenerationBody(BaseModel):
 
     model: StrictStr | None = None  # null or empty: the model that is served
     max_tokens: Whole | None = None
-    temperature: Annotated[Real | None, Field(ge=0, le=2)] = None
-    top_p: Annotated[Real | None, Field(gt=0, le=1)] = None
+    temperature: Real | None = None
+    top_p: Real | None = None
     top_k: Annotated[Whole | None, Field(ge=-1)] = None  # -1 and 0 are off
     min_p: Real | None = None
     repetition_penalty: Real | None = None
@@ -98,7 +106,7 @@ class GenerationBody(BaseModel):
         list[Annotated[StrictInt, Field(ge=0)]] | None, Field(max_length=MAX_STOP_TOKENS)
     ] = None
     ignore_eos: StrictBool = False
-    seed: Annotated[Whole | None, Field(ge=-_INT64, lt=_INT64)] = None
+    seed: Seed | None = None
     n: Annotated[Whole | None, Field(ge=1, le=MAX_CHOICES)] = None
     stream: StrictBool | None = False
     stream_options: StreamOptions | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -20,6 +21,8 @@ from router.rpc.gen import antiphon_pb2 as pb
 from router.rpc.guard import authorization
 from router.text.request import TextRequest
 from router.text.tokenizer import decode
+
+log = logging.getLogger(__name__)
 
 Members = Callable[[], Sequence[tuple[Member, Replica | None]]]
 
@@ -57,7 +60,8 @@ class AntiphonService:
         self._check_model(options.model, "options.model")
         caller = self._caller(context)
         trace = _trace_of(context)
-        asked = msgspec.structs.replace(asked, caller=caller, trace=trace)
+        client_id = options.request_id
+        asked = msgspec.structs.replace(asked, caller=caller, trace=trace, client_id=client_id)
         with self._named(caller, options.request_id, asked.rid) as request_id:
             async with self._door.open(asked) as stream:
                 async for events in stream:
@@ -82,6 +86,8 @@ class AntiphonService:
                 param="request_id",
                 code=ID_IN_USE,
             )
+        if request_id:
+            log.info("its client calls it %s", quoted(request_id, MAX_ID_CHARS), extra={"rid": rid})
         self._rids[caller, known] = rid
         try:
             yield known

@@ -168,18 +168,20 @@ def _content(message: Message, where: str) -> str:
         raise RequestError(
             f"{where}.content must be a string or a list of text parts", param=f"{where}.content"
         )
-    texts = []
-    for i, part in enumerate(content):
-        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise RequestError(
-                f"{where}.content[{i}] is of type {clipped(repr(kind))}: "
-                "only text parts are supported",
-                param=f"{where}.content[{i}]",
-            )
-        texts.append(text)
-    return "\n".join(texts)
+    return "\n".join(_text(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+
+
+def _text(part: Any, where: str) -> str:  # opaque: JSON
+    """What a part of a message's content says."""
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    if not isinstance(part, dict) or kind != "text":
+        raise RequestError(
+            f"{where} is of type {clipped(repr(kind))}: only text parts are supported", param=where
+        )
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise RequestError(f"{where} is a text part: it needs `text`, a string", param=where)
+    return text
 
 
 def _raise_exception(message: str) -> NoReturn:

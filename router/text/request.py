@@ -49,6 +49,7 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0  # higher goes first
     caller: str = ""  # who asks (router/keys.py)
     trace: str = ""  # the traceparent that came with it
+    client_id: str = ""  # what its client calls it, where that is not ``rid``; any text
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -116,6 +117,25 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 DEFAULT_TERMS = Terms()
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands for each of these that a request leaves out; the fields of SamplingParams."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def params(self, **asked: Any) -> SamplingParams:  # opaque: fields of SamplingParams
+        """Of a request that asks for these; None is the same as nothing."""
+        given = {name: value for name, value in asked.items() if value is not None}
+        limit = 0  # the front door knows the context
+        return SamplingParams(max_new_tokens=limit, **(msgspec.structs.asdict(self) | given))
+
+
+NEUTRAL = SamplingDefaults()
+
+
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """What the front door must know of the model behind it."""
 
@@ -125,6 +145,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int  # token ids of a prompt are in [0, vocab_size)
     eos_token_ids: frozenset[int] = frozenset()
     created: int = 0  # epoch seconds
+    sampling: SamplingDefaults = NEUTRAL  # of requests that do not say
 
     @property
     def names(self) -> tuple[str, ...]:

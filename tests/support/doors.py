@@ -17,7 +17,7 @@ from router.keys import Keys
 from router.openai.app import HttpServices, make_app
 from router.readiness import Readiness
 from router.text.chat import ChatTemplate
-from router.text.request import ServedModel, Terms
+from router.text.request import NEUTRAL, SamplingDefaults, ServedModel, Terms
 from router.text.tokenizer import BytesTokenizer
 from tests.support.fake_streams import FakeStreams
 
@@ -32,6 +32,7 @@ def make_door(
     aliases: tuple[str, ...] = (),
     context_len: int = 1000,
     limit: int = 64,
+    sampling: SamplingDefaults = NEUTRAL,
     sink: PrometheusSink | None = None,
     tracer: Tracer | None = None,
     **terms: Any,
@@ -48,6 +49,7 @@ def make_door(
                 context_len=context_len,
                 vocab_size=258,
                 eos_token_ids=frozenset({257}),
+                sampling=sampling,
             ),
         ),
         admission=Admission(limit, clock),

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from core.errors import ModelError
 from worker.attention.registry import ATTENTION
-from worker.checkpoint import weight_files
+from worker.checkpoint import read_header, weight_files
 from worker.layers.parameter import Slot
 from worker.model_spec import ModelSpec
 from worker.models.assemble import assemble
@@ -33,6 +33,17 @@ def load_model(folder: Path, spec: ModelSpec, dtype: torch.dtype, attention: str
     _fill(model, folder)
     model.pack()
     return model
+
+
+def check_weights(folder: Path, spec: ModelSpec) -> None:
+    """Raise the ModelError of ``load_model`` where names or shapes are wrong; reads headers."""
+    with torch.device("meta"):  # shapes without memory
+        slots = dict(assemble(spec, torch.bfloat16, ATTENTION.load("torch")()).slots())
+    headers = {path: read_header(path) for path in weight_files(folder)}
+    _check_names(folder, spec, set(slots), map(tuple, headers.values()))
+    for path, header in headers.items():
+        for name in slots.keys() & header.keys():
+            _check_shape(path, name, header[name].shape, slots[name].shape)
 
 
 def _fill(model: Model, folder: Path) -> None:
@@ -81,16 +92,20 @@ def _fill_from(path: Path, slots: dict[str, Slot]) -> None:
     with safe_open(path, framework="pt") as file:
         for name, slot in slots.items():
             tensor: torch.Tensor = file.get_tensor(name)
-            if tuple(tensor.shape) != slot.shape:
-                raise ModelError(
-                    f"{path}: tensor {name} has shape {list(tensor.shape)}, but config.json "
-                    f"asks for {list(slot.shape)}"
-                )
+            _check_shape(path, name, tuple(tensor.shape), slot.shape)
             if tensor.dtype not in DISK_DTYPES:
                 raise ModelError(
                     f"{path}: tensor {name} is {tensor.dtype}; supported: {DISK_DTYPES}"
                 )
             slot.fill(tensor)
+
+
+def _check_shape(path: Path, name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    if found != wanted:
+        raise ModelError(
+            f"{path}: tensor {name} has shape {list(found)}, but config.json "
+            f"asks for {list(wanted)}"
+        )
 
 
 def _some(names: set[str]) -> str:

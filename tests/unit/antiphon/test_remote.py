@@ -50,6 +50,15 @@ def test_without_a_key_the_refusal_names_where_to_give_it(router, capsys):
     assert "--key KEY, or the variable ANTIPHON_KEY" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("url", ["foo", "foo:8000", "ftp://foo", "https://", "http://[::1"])
+@pytest.mark.parametrize("words", [["status", "--url"], ["bench", "--url"]])
+def test_what_is_no_address_is_named(words, url, capsys):
+    assert cli.main([*words, url]) == cli.OPERATOR_ERROR
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--url" in line
+    assert "Invalid port" in line or "begins with http:// or https://" in line
+
+
 @pytest.mark.parametrize(
     ("text", "words"), [(None, "--ca: cannot read"), ("x", "no certificate in PEM form")]
 )

@@ -85,7 +85,9 @@ def test_where_prompts_were_computed_is_said_of_all_decode_ranks():
     one["transfers"] = {"placed": {"local": 3, "remote_long": 4}}
     two["transfers"] = {"placed": {"local": 1, "remote_long": 1, "remote_first": 2}}
     line = status.render(answer(one, two)).splitlines()[2]
-    assert line == "prompts: 7 handed over (long 5, first 2), 4 computed by decode ranks"
+    since, _, counts = line.partition(": ")
+    assert since == "prompts since the ranks started"
+    assert counts == "7 handed over (long 5, first 2), 4 computed by decode ranks"
 
 
 def test_a_stuck_rank_says_for_how_long_and_in_what():

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from antiphon import cli, words
 from core.errors import ConfigError
@@ -91,3 +93,17 @@ def test_check_passes_or_names_every_problem(capsys):
     code, _, err = run(capsys, "check", "--model", TINY, "prefill.kv_memory_mib=99000000")
     assert code == 2
     assert "kv_memory_mib" in err
+
+
+def test_check_looks_at_shapes_too(capsys, tmp_path):
+    folder = tmp_path / "moe"
+    shutil.copytree(words_model(), folder)
+    ports = ("router.port=0", "router.grpc_port=0")
+    code, out, err = run(capsys, "check", "--model", str(folder), *ports)
+    assert (code, out, err) == (0, "all checks passed\n", "")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"][:-1].clone()
+    save_file(weights, folder / "model.safetensors")
+    code, _, err = run(capsys, "check", "--model", str(folder), *ports)
+    assert code == cli.OPERATOR_ERROR
+    assert "tensor model.norm.weight has shape" in err

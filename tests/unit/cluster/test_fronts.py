@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import socket
 import weakref
 
@@ -144,6 +145,15 @@ def test_the_banner_names_both_ports():
     config = presets.read("cpu", ())
     assert "gRPC (antiphon.v1) on 127.0.0.1:9000" in banner(config, 8000, 9000)
     assert "gRPC" not in banner(config, 8000, None)
+
+
+def test_a_first_call_as_the_banner_has_it_is_short_and_the_same_each_time():
+    text = banner(presets.read("cpu", ()), 8000, 9000)
+    sent = json.loads(text.partition("-d '")[2].partition("'")[0])
+    assert (sent["temperature"], sent["max_tokens"]) == (0, 64)
+    program = text.partition("from openai")[2]
+    assert "temperature=0, max_tokens=64" in program
+    assert "--ca" not in text
 
 
 def test_one_port_cannot_serve_both():

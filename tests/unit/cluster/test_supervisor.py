@@ -70,17 +70,36 @@ def test_a_rank_that_fails_its_test_is_stopped_and_tried_again():
     asyncio.run(main())
 
 
-def test_what_cannot_start_at_first_is_the_operators_to_mend():
+def test_what_cannot_start_at_first_is_the_operators_to_mend(caplog):
+    """And is told by the error alone, not by the log as well."""
+
     async def main() -> None:
-        world = World(unified=1)
-        world.launcher.refuse[RankId(group="unified")] = "the folder has no weights"
+        world = World(prefill=1, decode=1)
+        for rank in (P0, D0):
+            world.launcher.refuse[rank] = f"no weights for {rank.group}"
         task = asyncio.create_task(world.supervisor.run())
-        with pytest.raises(OperatorError, match="the folder has no weights"):
+        with pytest.raises(OperatorError) as caught:
             await world.supervisor.all_serving()
+        assert str(caught.value).splitlines() == [
+            "decode/0/0 did not start: no weights for decode",
+            "prefill/0/0 did not start: no weights for prefill",
+        ]
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(main())
+    assert not caplog.records
+
+
+def test_a_crash_later_on_is_in_the_log(caplog):
+    async def main() -> None:
+        async with running(prefill=1, decode=1) as world:
+            await world.supervisor.all_serving()
+            world.launcher.die(P0)
+            await eventually(lambda: caplog.records)
+
+    asyncio.run(main())
+    assert caplog.records[0].levelname == "ERROR"
 
 
 def test_drain_shrinks_the_group_and_the_last_rank_stays():

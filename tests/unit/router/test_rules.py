@@ -33,7 +33,7 @@ def asks(sampling: dict[str, Any], **fields: Any) -> TextRequest:
 @pytest.mark.parametrize(
     ("param", "name", "values"),
     [
-        ("temperature", "temperature", (-0.1, NAN, float("inf"))),
+        ("temperature", "temperature", (-0.1, 2.1, NAN, float("inf"))),
         ("top_p", "top_p", (0.0, 1.1, NAN)),
         ("top_k", "top_k", (-1,)),
         ("min_p", "min_p", (-0.1, 1.1, NAN)),

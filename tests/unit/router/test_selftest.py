@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as replace_fields
 
 from core.errors import Unavailable
-from core.wire import ErrorKind, FinishReason, RankId, Role
+from core.wire import ErrorKind, FinishReason, RankId, Role, TokenChunk, TokenLogprob
 from router.dispatch import Routes
 from router.replicas import MemberState, Replicas, Retry
-from router.selftest import PROMPT, SelfTest
+from router.selftest import NOT_FINITE, PROMPT, SelfTest
 from tests.support.eventually import eventually, run_tidy
 from tests.support.fake_ranks import Fleet
 from tests.support.fake_streams import HANG, FakeStreams, chunk, failure
 
 TWO_TOKENS = [chunk(0, 5), chunk(1, 6, finish=FinishReason.LENGTH)]
+
+
+def scored(*logprobs: float) -> list[TokenChunk]:
+    """The same, with the log-probability of each token."""
+    return [
+        replace_fields(each, logprobs=(TokenLogprob(logprob=logprob),))
+        for each, logprob in zip(TWO_TOKENS, logprobs, strict=True)
+    ]
 
 
 @asynccontextmanager
@@ -55,6 +65,7 @@ def test_two_tokens_make_a_cluster_ready_and_the_test_is_not_repeated():
         assert call.params.max_new_tokens == 2
         assert call.params.temperature == 0
         assert call.params.ignore_eos
+        assert call.params.logprobs
         assert call.closed
 
     run_tidy(main)
@@ -102,6 +113,8 @@ def test_without_a_whole_set_of_ranks_nothing_is_tried():
     [
         ([failure(ErrorKind.INTERNAL, "the model is broken")], "the model is broken"),
         ([Unavailable("nobody can take it")], "nobody can take it"),
+        (scored(math.nan, -1.0), NOT_FINITE),
+        (scored(-1.0, -math.inf), NOT_FINITE),
         ([chunk(0, 5)], "the self-test's stream ended early"),
         ([chunk(0, 5, finish=FinishReason.LENGTH)], "the self-test's stream ended early"),
         ([chunk(0, 5), HANG], "the self-test did not answer within 0.05 s"),

@@ -23,6 +23,7 @@ class Calling:
     def __init__(self, pace: LinkPace) -> None:
         self.heard: list[tuple[str, bytes]] = []
         self.lost: list[str] = []
+        self.broken = False
         self.links = PeerLinks("decode/0/0", self._hear, self.lost.append, pace=pace)
 
     def send(self, target: Incarnation, data: bytes) -> str:
@@ -31,6 +32,8 @@ class Calling:
         return peer
 
     def _hear(self, peer: str, data: bytes) -> None:
+        if self.broken:
+            raise KeyError("defect")
         self.heard.append((peer, data))
 
 
@@ -97,6 +100,23 @@ def test_a_stopped_rank_is_lost_once_and_gets_a_new_id_next_time():
             assert side.lost == [first, second]
 
     run_tidy(main)
+
+
+def test_a_defect_in_what_hears_a_link_is_its_loss_and_in_the_log(caplog):
+    async def main() -> None:
+        async with serving() as rank, calling() as side:
+            rank.answer = echo
+            side.broken = True
+            first = side.send(rank.info.incarnation, b"one")
+            await eventually(lambda: side.lost)
+            assert side.lost == [first]
+            side.broken = False
+            second = side.send(rank.info.incarnation, b"two")
+            await eventually(lambda: side.heard)
+            assert side.heard == [(second, b"re:two")]
+
+    run_tidy(main)
+    assert "KeyError: 'defect'" in caplog.text
 
 
 def test_a_caller_that_leaves_is_lost():

@@ -267,6 +267,25 @@ def test_closing_a_session_ends_its_streams_without_a_loss():
     run_tidy(main)
 
 
+def test_a_defect_in_what_reads_a_session_is_its_loss_and_in_the_log(caplog):
+    def broken(_: bytes) -> None:
+        raise KeyError("defect")
+
+    async def main() -> None:
+        lost = asyncio.Event()
+        async with serving() as rank:
+            client = await RankClient.connect(rank.info.incarnation, "r1", on_lost=lost.set)
+            client._on_frame = broken
+            asked = asyncio.create_task(tokens(client, "a"))
+            await eventually(asked.done)
+            assert lost.is_set()
+            assert "a defect" in str(asked.exception())
+            await client.close()
+
+    run_tidy(main)
+    assert "KeyError: 'defect'" in caplog.text
+
+
 def test_a_stopped_rank_is_lost_at_once():
     async def main() -> None:
         lost = asyncio.Event()

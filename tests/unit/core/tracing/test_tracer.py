@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -102,9 +103,10 @@ class Stuck(ListSink):
 
     def __init__(self) -> None:
         super().__init__()
-        self.may = threading.Event()
+        self.may, self.entered = threading.Event(), threading.Event()
 
     def export(self, spans):
+        self.entered.set()
         assert self.may.wait(10)
         super().export(spans)
 
@@ -113,6 +115,8 @@ def test_spans_that_nobody_takes_are_dropped_and_block_nobody(monkeypatch, caplo
     monkeypatch.setattr(tracing, "BACKLOG", 2)
     sink = Stuck()
     tracer = Tracer("router", [sink], clock=RealClock())
+    tracer.start("s").end()
+    assert sink.entered.wait(10)  # from now on nothing is taken out of the queue
     for _ in range(20):
         tracer.start("s").end()
     assert [r.getMessage() for r in caplog.records if "dropped" in r.getMessage()] == [
@@ -121,7 +125,7 @@ def test_spans_that_nobody_takes_are_dropped_and_block_nobody(monkeypatch, caplo
     tracer.close(timeout_s=0.01)  # does not wait for what does not come
     sink.may.set()
     tracer.close()
-    assert 1 <= len(sink.spans) <= 3
+    assert len(sink.spans) == 3
 
 
 def test_the_file_has_a_line_for_each_span_of_every_process(tmp_path):
@@ -143,10 +147,64 @@ def test_the_file_has_a_line_for_each_span_of_every_process(tmp_path):
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(ConfigError, match=rf"\$\.tracing\.file: cannot write {tmp_path}: Is a dir"):
-        open_tracer(TracingConfig(file=str(tmp_path)), "router")
+        file.FileSink(TracingConfig(file=str(tmp_path)), "router")
     path = tmp_path / "none" / "spans"
     with pytest.raises(PreflightError, match=rf"there is no folder {path.parent}: make it"):
         open_tracer(TracingConfig(file=str(path)), "router")
+
+
+class Broken(ListSink):
+    """Fails to export until it is mended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken = True
+
+    def export(self, spans) -> None:
+        if self.broken:
+            raise OSError("no room")
+        super().export(spans)
+
+    def close(self) -> None:
+        super().close()
+        raise OSError("no room")
+
+
+def test_an_exporter_that_fails_is_told_once_and_costs_nothing_else(caplog):
+    broken, whole = Broken(), ListSink()
+    tracer = Tracer("router", [broken, whole], clock=RealClock())
+    for _ in range(3):
+        tracer.start("s").end()
+    settled = threading.Event()
+    tracer.put(lambda: settled.set() or ())
+    assert settled.wait(10)
+    broken.broken = False
+    tracer.start("later").end()
+    tracer.close()
+    assert [span.name for span in broken.spans] == ["later"]
+    assert [span.name for span in whole.spans] == ["s", "s", "s", "later"]
+    assert broken.closed
+    assert whole.closed
+    told = [r.getMessage() for r in caplog.records]
+    assert told == ["spans are lost: OSError: no room"] * 2  # while it failed, and at its end
+
+
+def test_a_line_that_a_full_disk_cuts_costs_no_other(tmp_path, monkeypatch):
+    path = tmp_path / "spans"
+    sink = file.FileSink(TracingConfig(file=str(path)), "router")
+    traced = Traced()
+    for name in ("one", "half", "with\u2028in it"):
+        traced.tracer.start(name).end()
+    one, half, last = traced.spans()
+    sink.export([one])
+    write = os.write
+    with monkeypatch.context() as full:
+        full.setattr(file.os, "write", lambda to, data: write(to, data[:30]))
+        with pytest.raises(OSError, match="No space left"):
+            sink.export([half])
+    sink.export([last])
+    sink.close()
+    assert [span.name for span in file.read(path.read_text("utf-8"))] == ["one", last.name]
 
 
 def test_the_collector_gets_what_was_recorded():
@@ -202,6 +260,18 @@ def test_a_missing_library_is_named_with_the_command_that_brings_it(monkeypatch)
 
     monkeypatch.setattr(base, "find_spec", gone)
     assert "opentelemetry-sdk" in tracing.problem(wanted)
+
+
+def test_a_trace_file_that_cannot_be_one_is_named_beforehand(tmp_path, monkeypatch):
+    def problem(path):
+        return tracing.problem(TracingConfig(file=str(path)))
+
+    assert "there is no folder" in problem(tmp_path / "none" / "spans")
+    assert "is a folder: name a file in it" in problem(tmp_path)
+    monkeypatch.setattr(tracing.os, "access", lambda path, _: path != tmp_path)
+    assert "cannot be written" in problem(tmp_path / "new")
+    (tmp_path / "old").touch()
+    assert problem(tmp_path / "old") is None
 
 
 OFF = """

@@ -7,6 +7,7 @@ import pytest
 from core.metrics import PrometheusSink
 from core.wire import FinishReason, SamplingParams
 from router.readiness import Readiness
+from router.text.request import SamplingDefaults
 from tests.support.doors import http_client, make_door, services
 from tests.support.eventually import run_tidy
 from tests.support.fake_streams import FakeStreams, says
@@ -72,6 +73,19 @@ def test_every_form_of_prompt(prompt, prompt_tokens, choices):
     assert {c["text"] for c in body["choices"]} == {"ok"}
     assert body["usage"]["prompt_tokens"] == prompt_tokens
     assert body["usage"]["completion_tokens"] == 3 * choices
+
+
+def test_what_the_model_recommends_reaches_the_worker():
+    streams = FakeStreams(says("ok"))
+    recommended = SamplingDefaults(temperature=0.25)
+
+    async def main() -> None:
+        async with http_client(services(make_door(streams, sampling=recommended))) as client:
+            for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)):
+                assert (await client.post(path, json=body)).is_success
+
+    run_tidy(main)
+    assert [c.params.temperature for c in streams.calls] == [0.25, 0.25]
 
 
 def test_parameters_reach_the_worker():

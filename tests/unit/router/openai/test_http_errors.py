@@ -53,6 +53,7 @@ def test_what_is_not_served_yet_is_refused_by_name(field, value, stream):
         ("/v1/completions", {"prompt": [1 << 70]}, "prompt"),
         ("/v1/completions", TEXT | {"max_tokens": 2000}, "prompt"),
         ("/v1/completions", TEXT | {"temperature": -1}, "temperature"),
+        ("/v1/completions", TEXT | {"temperature": 2.1}, "temperature"),
         ("/v1/completions", TEXT | {"temperature": "hot"}, "temperature"),
         ("/v1/completions", TEXT | {"top_p": 0}, "top_p"),
         ("/v1/completions", TEXT | {"top_k": -2}, "top_k"),
@@ -105,6 +106,25 @@ def test_a_wrong_body_is_400_and_names_the_field(path, body, param, stream):
 def test_what_cannot_be_streamed_is_refused_there_alone(path, body, param):
     assert error_of(post(path, body | {"stream": True}), 400)["param"] == param
     assert post(path, body).is_success
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/v1/completions", TEXT | {"temperature": 3}, "temperature must be between 0 and 2"),
+        ("/v1/completions", TEXT | {"seed": 1 << 63}, f"{-(1 << 63)} and {(1 << 63) - 1}"),
+        ("/v1/completions", {"prompt": "\ud800"}, "half of a surrogate pair (U+D800)"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0] is a text part: it needs `text`",
+        ),
+    ],
+)
+def test_the_message_says_what_is_wrong(path, body, words):
+    message = error_of(post_bytes(path, json.dumps(body).encode()), 400)["message"]
+    assert words in message
+    assert "codec" not in message
 
 
 @pytest.mark.parametrize(("field", "value"), [("echo", True), ("best_of", 2)])

@@ -12,6 +12,7 @@ from router.rpc.gen import antiphon_pb2 as pb
 from router.text.request import (
     ChosenToken,
     PromptText,
+    SamplingDefaults,
     TextEvent,
     TextUsage,
     Token,
@@ -87,6 +88,17 @@ def test_what_is_left_out_has_its_default():
     assert (params.temperature, params.top_p, params.top_k) == (1.0, 1.0, 0)
     assert (params.max_new_tokens, params.seed) == (998, 1000)
     assert (params.min_p, params.repetition_penalty, params.min_new_tokens) == (0, 1.0, 0)
+
+
+def test_what_the_model_recommends_stands_for_what_is_left_out():
+    async def use(client: Client) -> list[Call]:
+        await all_of(client.stub.Generate(asks()))
+        await all_of(client.stub.Chat(pb.ChatRequest(messages=[said])))
+        return client.streams.calls
+
+    said = pb.ChatMessage(role="user", content="hi")
+    calls = call(use, sampling=SamplingDefaults(temperature=0.25))
+    assert [each.params.temperature for each in calls] == [0.25, 0.25]
 
 
 def test_zero_is_not_left_out():
