@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +51,46 @@ def pack(plan: StepPlan, table: Int64[Tensor, "rows width"]) -> ForwardInput:
         kv_lens=plan.kv_lens,
         slots=tuple(table[row, :kv] for row, _, _, kv in spans),
         logit_rows=torch.from_numpy(_logit_rows(plan)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """A step in which only those tokens ask whose results are read after the last layer."""
+
+    step: ForwardInput  # sequences have queries for these tokens alone; all KV is written
+    asking: Int64[Tensor, "A"]  # which of the T tokens they are
+    logit_rows: Int64[Tensor, "L"]  # which of the A
+
+
+def ends_only(step: ForwardInput) -> Ends | None:
+    """What a last layer has to do: nobody reads its results for a prompt but for the last token.
+
+    A sequence asks with its last token, with none, or with all where others are wanted as well
+    (prompt scores): that depends on nothing but itself. None where all tokens ask.
+    """
+    rows = step.logit_rows.tolist()
+    wanted, asking = set(rows), list[int]()
+    members, starts = [], [0]
+    for b, (start, stop) in enumerate(pairwise(step.query_start)):
+        tokens = [token for token in range(start, stop) if token in wanted]
+        if tokens:
+            asking += tokens if tokens == [stop - 1] else range(start, stop)
+            members.append(b)
+            starts.append(len(asking))
+    if len(asking) == len(step.token_ids):
+        return None
+    place = {token: row for row, token in enumerate(asking)}
+    narrow = replace(
+        step,
+        query_start=tuple(starts),
+        kv_lens=tuple(step.kv_lens[b] for b in members),
+        slots=tuple(step.slots[b] for b in members),
+    )
+    return Ends(
+        narrow,
+        torch.tensor(asking, dtype=torch.int64),
+        torch.tensor([place[row] for row in rows], dtype=torch.int64),
     )
 
 

@@ -28,8 +28,9 @@ class AttentionBackend(Protocol):
     """Causal attention for any mix of prompt chunks and decode rows in one step.
 
     ``mha`` and ``mla`` first write the step's new keys and values into ``pool`` at the step's write
-    slots, then let every token attend to its own sequence up to itself. ``scale`` multiplies the
-    scores. Softmax and accumulation are fp32. Implementations keep nothing between steps.
+    slots, then let every query attend to its own sequence up to itself. There is a query for each
+    token; or, where the plan is of ``pack.ends_only``, for some. ``scale`` multiplies the scores.
+    Softmax and accumulation are fp32. Implementations keep nothing between steps.
     """
 
     def plan(self, step: ForwardInput) -> Any:
@@ -44,12 +45,12 @@ class AttentionBackend(Protocol):
         self,
         plan: Any,  # opaque: from plan()
         layer: int,
-        q: Float[Tensor, "T heads dim"],
+        q: Float[Tensor, "Q heads dim"],
         k: Float[Tensor, "T kv_heads dim"],
         v: Float[Tensor, "T kv_heads dim"],
         pool: KVPool,
         scale: float,
-    ) -> Float[Tensor, "T heads dim"]:
+    ) -> Float[Tensor, "Q heads dim"]:
         """Multi-head or grouped-query attention; ``heads`` is a multiple of ``kv_heads``."""
         ...
 
@@ -57,12 +58,12 @@ class AttentionBackend(Protocol):
         self,
         plan: Any,  # opaque: from plan()
         layer: int,
-        q: Float[Tensor, "T heads nope_rope"],
+        q: Float[Tensor, "Q heads nope_rope"],
         latent: Float[Tensor, "T latent"],
         up: Any,  # opaque: from pack()
         pool: KVPool,
         scale: float,
-    ) -> Float[Tensor, "T heads v_dim"]:
+    ) -> Float[Tensor, "Q heads v_dim"]:
         """Multi-head latent attention.
 
         A query head is ``nope`` numbers, then the rotated ones; ``latent`` is the normalised c,

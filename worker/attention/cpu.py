@@ -55,12 +55,12 @@ class CpuAttention:
         self,
         plan: CpuPlan,
         layer: int,
-        q: Float[Tensor, "T heads dim"],
+        q: Float[Tensor, "Q heads dim"],
         k: Float[Tensor, "T kv_heads dim"],
         v: Float[Tensor, "T kv_heads dim"],
         pool: KVPool,
         scale: float,
-    ) -> Float[Tensor, "T heads dim"]:
+    ) -> Float[Tensor, "Q heads dim"]:
         """See AttentionBackend."""
         torch.ops.antiphon.scatter_rows(pool.k[layer], plan.write_slots, k)
         torch.ops.antiphon.scatter_rows(pool.v[layer], plan.write_slots, v)
@@ -70,12 +70,12 @@ class CpuAttention:
         self,
         plan: CpuPlan,
         layer: int,
-        q: Float[Tensor, "T heads nope_rope"],
+        q: Float[Tensor, "Q heads nope_rope"],
         latent: Float[Tensor, "T latent"],
         up: PackedUp,
         pool: KVPool,
         scale: float,
-    ) -> Float[Tensor, "T heads v_dim"]:
+    ) -> Float[Tensor, "Q heads v_dim"]:
         """See AttentionBackend."""
         cache = pool.latent[layer]
         torch.ops.antiphon.scatter_rows(cache, plan.write_slots, latent)

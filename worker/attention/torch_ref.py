@@ -34,12 +34,12 @@ class TorchAttention:
         self,
         plan: TorchPlan,
         layer: int,
-        q: Float[Tensor, "T heads dim"],
+        q: Float[Tensor, "Q heads dim"],
         k: Float[Tensor, "T kv_heads dim"],
         v: Float[Tensor, "T kv_heads dim"],
         pool: KVPool,
         scale: float,
-    ) -> Float[Tensor, "T heads dim"]:
+    ) -> Float[Tensor, "Q heads dim"]:
         """See AttentionBackend."""
         keys, values = pool.k[layer], pool.v[layer]
         keys.index_copy_(0, plan.write_slots, k)
@@ -63,12 +63,12 @@ class TorchAttention:
         self,
         plan: TorchPlan,
         layer: int,
-        q: Float[Tensor, "T heads nope_rope"],
+        q: Float[Tensor, "Q heads nope_rope"],
         latent: Float[Tensor, "T latent"],
         up: LatentUp,
         pool: KVPool,
         scale: float,
-    ) -> Float[Tensor, "T heads v_dim"]:
+    ) -> Float[Tensor, "Q heads v_dim"]:
         """See AttentionBackend. Decode rows are always absorbed."""
         cache = pool.latent[layer]
         cache.index_copy_(0, plan.write_slots, latent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -19,7 +20,7 @@ from worker.layers.rope import Rope
 from worker.model_spec import ModelSpec
 from worker.models.context import Context
 from worker.models.stack import Stack
-from worker.pack import ForwardInput
+from worker.pack import ForwardInput, ends_only
 
 
 @runtime_checkable
@@ -30,9 +31,9 @@ class Attention(Protocol):
 
     def pack(self) -> None: ...
 
-    def __call__(
-        self, x: Float[Tensor, "T hidden"], context: Context
-    ) -> Float[Tensor, "T hidden"]: ...
+    def __call__(self, x: Float[Tensor, "T hidden"], context: Context) -> Float[Tensor, "A hidden"]:
+        """``A`` is ``T``, or the tokens of ``context.asking``."""
+        ...
 
 
 @runtime_checkable
@@ -65,9 +66,10 @@ class Layer:
         self._attention.pack()
         self._mlp.pack()
 
-    def __call__(self, x: Float[Tensor, "T hidden"], context: Context) -> Float[Tensor, "T hidden"]:
-        """Add both halves to the residual stream ``x``, in place."""
+    def __call__(self, x: Float[Tensor, "T hidden"], context: Context) -> Float[Tensor, "A hidden"]:
+        """Add both halves to the residual stream ``x``, in place or to a copy of who asks."""
         attended = self._attention(self._before_attention(x), context)
+        x = context.of_asking(x)
         return ops.add_(x, self._mlp(self._before_mlp.of_sum(x, attended)))
 
 
@@ -106,5 +108,11 @@ class Decoder:
     def forward(self, step: ForwardInput, pool: KVPool) -> Float[Tensor, "L vocab"]:
         """See Model."""
         context = Context(self._backend.plan(step), self._rope.at(step.positions), pool)
-        x = self._stack(self._embedding(step.token_ids), context)
-        return self._head(self._norm(x.index_select(0, step.logit_rows)))
+        x = self._embedding(step.token_ids)
+        ends = ends_only(step)
+        if ends is None:
+            x = self._stack(x, context).index_select(0, step.logit_rows)
+        else:
+            last = replace(context, plan=self._backend.plan(ends.step), asking=ends.asking)
+            x = self._stack.to_ends(x, context, last).index_select(0, ends.logit_rows)
+        return self._head(self._norm(x))

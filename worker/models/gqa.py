@@ -59,7 +59,7 @@ class GroupedQueryAttention:
         self._qkv.pack()
         self._out.pack()
 
-    def __call__(self, x: Float[Tensor, "T hidden"], context: Context) -> Float[Tensor, "T hidden"]:
+    def __call__(self, x: Float[Tensor, "T hidden"], context: Context) -> Float[Tensor, "A hidden"]:
         qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)  # [T, heads + 2 kv_heads, dim]
         turned = qkv[:, : self._heads + self._kv_heads]
         if self._head_norms is not None:
@@ -70,7 +70,7 @@ class GroupedQueryAttention:
         out = self._backend.mha(
             context.plan,
             self._index,
-            turned[:, : self._heads],
+            context.of_asking(turned[:, : self._heads]),
             turned[:, self._heads :],
             qkv[:, self._heads + self._kv_heads :],
             context.pool,

@@ -76,7 +76,7 @@ class LatentAttention:
         self._packed_up = self._backend.pack(self._up)
         self._out.pack()
 
-    def __call__(self, x: Float[Tensor, "T hidden"], context: Context) -> Float[Tensor, "T hidden"]:
+    def __call__(self, x: Float[Tensor, "T hidden"], context: Context) -> Float[Tensor, "A hidden"]:
         mla = self._spec
         down = self._down(x)
         q, latent = down[:, : -mla.latent_dim], down[:, -mla.latent_dim :]
@@ -89,7 +89,7 @@ class LatentAttention:
         out = self._backend.mla(
             context.plan,
             self._index,
-            q,
+            context.of_asking(q),
             latent,
             self._packed_up or self._backend.pack(self._up),
             context.pool,

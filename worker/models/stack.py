@@ -64,6 +64,17 @@ class Stack:
             self._recordable = False
             return self._run(x, context)
 
+    def to_ends(
+        self, x: Float[Tensor, "T hidden"], context: Context, last: Context
+    ) -> Float[Tensor, "A hidden"]:
+        """``x`` after all layers, of the tokens that ask in ``last``, which the last layer gets.
+
+        That saves a prompt most of a layer: only its keys and values are needed. Not recorded.
+        """
+        for layer in self._layers[:-1]:
+            x = layer(x, context)
+        return self._layers[-1](x, last)
+
     def _run(self, x: Float[Tensor, "T hidden"], context: Context) -> Float[Tensor, "T hidden"]:
         for layer in self._layers:
             x = layer(x, context)

@@ -69,5 +69,5 @@ def combine(
 ) -> Float[Tensor, "T hidden"]:
     """Sum each token's expert outputs by weight, in fp32 and in the order of its choices."""
     unsorted = torch.empty_like(y).index_copy_(0, grouped.order, y)
-    choices = unsorted.view(*routing.weights.shape, -1)  # [T, topk, hidden]
+    choices = unsorted.view(*routing.weights.shape, y.shape[-1])  # [T, topk, hidden]
     return (choices * routing.weights.unsqueeze(-1)).sum(dim=1).to(y.dtype)

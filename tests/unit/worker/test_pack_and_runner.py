@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tests.support.specs import dense
 from worker.cache.copies import SlotCopy
 from worker.cache.kv_pool import KVPool
 from worker.cache.request_table import RequestTable
-from worker.pack import ForwardInput, pack
+from worker.pack import ForwardInput, ends_only, pack
 from worker.plan import RowKind, SampleRow, StepPlan
 from worker.runner import ModelRunner
 
@@ -95,6 +96,41 @@ def test_a_step_gives_tokens_and_the_log_probabilities_that_were_asked_for(table
     assert result.logprobs[0] is None
     assert result.logprobs[1].top[0].token_id == 14
     assert result.logprobs[1].logprob == pytest.approx(1 - np.log(np.e + VOCAB - 1), abs=1e-5)
+
+
+def asked(starts: tuple[int, ...], rows: list[int]) -> ForwardInput:
+    """A step whose sequence ``b`` has the slots 10 b, 10 b + 1, .."""
+    lens = [stop - start for start, stop in pairwise(starts)]
+    tokens = torch.arange(starts[-1])
+    slots = tuple(torch.arange(10 * b, 10 * b + n + 1) for b, n in enumerate(lens))
+    return ForwardInput(
+        tokens, tokens, tokens, starts, tuple(n + 1 for n in lens), slots, torch.tensor(rows).long()
+    )
+
+
+def test_a_last_layer_is_asked_by_the_last_tokens_alone():
+    step = asked((0, 4, 5, 9, 9, 12), [11, 4, 3])  # the third wants nothing, the fourth has nothing
+    ends = ends_only(step)
+    assert ends is not None
+    assert ends.asking.tolist() == [3, 4, 11]
+    assert ends.logit_rows.tolist() == [2, 1, 0]
+    assert ends.step.query_start == (0, 1, 2, 3)
+    assert ends.step.kv_lens == (5, 2, 4)
+    assert [int(slots[0]) for slots in ends.step.slots] == [0, 10, 40]
+    assert ends.step.write_slots is step.write_slots
+
+
+def test_a_sequence_that_wants_more_asks_with_all_its_tokens_whatever_the_others_do():
+    ends = ends_only(asked((0, 4, 8), [1, 7]))
+    assert ends is not None
+    assert ends.asking.tolist() == [0, 1, 2, 3, 7]
+    assert ends.logit_rows.tolist() == [1, 4]
+    assert ends.step.query_start == (0, 4, 5)
+
+
+def test_nothing_is_narrower_where_all_ask():
+    assert ends_only(asked((0, 1, 2, 3), [0, 1, 2])) is None
+    assert ends_only(asked((0, 1, 4), [0, 1, 2, 3])) is None
 
 
 def test_the_runner_reads_the_request_table_as_it_is_at_launch(table, plan):

@@ -85,6 +85,36 @@ def test_only_the_wanted_rows_get_logits(case):
     assert none.shape == (0, case.spec.vocab)
 
 
+@pytest.mark.parametrize("scored", [False, True])
+def test_a_last_layer_answers_those_whose_results_are_read(case, scored):
+    """A prompt, a decode row, a chunk that is not the last, another prompt; perhaps with scores."""
+    lens, slots, pool = [40, 7, 101, 25], scattered(200), case.pool(200)
+    starts = [sum(lens[:i]) for i in range(4)]
+    rows = [
+        Row(case.ids(n, seed=n), slots[at : at + n]) for n, at in zip(lens, starts, strict=True)
+    ]
+    advance(case.model, pool, [(rows[1], 6)])
+    step = make_step([(rows[0], 40), (rows[1], 1), (rows[2], 100), (rows[3], 25)])
+    wanted = [165, 40, *(range(40) if scored else [39])]
+    logits = case.model.forward(replace(step, logit_rows=torch.tensor(wanted)), pool)
+    close(logits[0], case.checkpoint.logits(rows[3].ids)[-1])
+    close(logits[1], case.checkpoint.logits(rows[1].ids)[-1])
+    close(logits[2:], case.checkpoint.logits(rows[0].ids)[-len(logits[2:]) :])
+    rows[2].done = 100  # its keys and values are all there
+    [logits] = advance(case.model, pool, [(rows[2], 1)])
+    close(logits[-1], case.checkpoint.logits(rows[2].ids)[-1])
+
+
+def test_a_step_of_which_no_result_is_read_still_writes_keys_and_values(case):
+    row, pool = Row(case.ids(30), scattered(40)), case.pool(40)
+    step = make_step([(row, 29)])
+    none = case.model.forward(replace(step, logit_rows=torch.tensor([]).long()), pool)
+    assert none.shape == (0, case.spec.vocab)
+    row.done = 29
+    [logits] = advance(case.model, pool, [(row, 1)])
+    close(logits[-1], case.checkpoint.logits(row.ids)[-1])
+
+
 def test_greedy_continuation(case):
     prompt = case.ids(12)
     row, pool = Row(prompt, scattered(32)), case.pool(32)
