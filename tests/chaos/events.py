@@ -195,7 +195,8 @@ class Event:
         """Of a request of the stage's own that was in no clear phase."""
         if self.aim is Aim.ROUTER or self.name == DEADLINE:
             return check.whole_or(self.verdict)
-        return check.whole if self.aim is Aim.CALLER else self.verdict
+        # it may not have come to the router's door yet, as any other may
+        return check.whole if self.aim is Aim.CALLER else self.others
 
     @property
     def second_router(self) -> bool:

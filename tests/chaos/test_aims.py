@@ -159,4 +159,8 @@ def test_a_request_that_was_in_no_clear_phase_may_have_come_to_its_end_only_wher
         assert bool(by_name[DEADLINE](end, whole)) is problems
     assert by_name["abort by id"](late, whole)
     assert by_name["decode killed"](late, whole)
+    full = Got(ask, status="RESOURCE_EXHAUSTED", words="no place")
+    burst = next(event for event in EVENTS if event.name.startswith("burst"))
+    assert not burst.unclear(full, whole)
+    assert burst.verdict(full, whole)
     assert check.whole(whole, whole) == ""

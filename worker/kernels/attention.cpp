@@ -17,6 +17,8 @@ namespace {
 
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr int AHEAD = 64;  // keys that are fetched before they are needed
+constexpr int LINE = 64;   // bytes, of the cache
+constexpr int LINES = 2;   // between two products: with four they wait for each other
 
 // What one block or several say about a row: exp2-domain maximum, sum of weights, mix of values.
 struct Sums {
@@ -25,7 +27,59 @@ struct Sums {
   float* mix;  // [rows, width]
 };
 
+// The keys and values of the next block, on their way into the L2 cache while this one is worked
+// on: pages are scattered, so the processor cannot guess them. A line at a time, because many misses
+// at once keep the products from their own operands, which are in the cache.
+class Ahead {
+ public:
+  struct Rows {
+    const char* base = nullptr;
+    int64_t stride = 0, bytes = 0;
+  };
+
+  void aim(Rows keys, Rows values, const int64_t* slots, int64_t n) {
+    parts_[0] = keys;
+    parts_[1] = values;
+    slots_ = first_ = slots;
+    end_ = slots + n;
+    part_ = 0;
+    turn();
+  }
+
+  void stop() { slots_ = first_ = end_ = nullptr; }
+
+  // How many of these rows were fetched.
+  int64_t fetched(const char* keys, const int64_t* slots) const {
+    return keys == parts_[0].base && slots == first_ ? slots_ - first_ : 0;
+  }
+
+  void operator()() {
+    if (slots_ == end_) return;
+    __builtin_prefetch(row_, 0, 2);
+    row_ += LINE;
+    if (row_ < row_end_) return;
+    if (++part_ == 2 || parts_[part_].bytes == 0) {
+      part_ = 0;
+      ++slots_;
+    }
+    turn();
+  }
+
+ private:
+  void turn() {
+    if (slots_ == end_) return;
+    row_ = parts_[part_].base + *slots_ * parts_[part_].stride;
+    row_end_ = row_ + parts_[part_].bytes;
+  }
+
+  Rows parts_[2];
+  const int64_t *first_ = nullptr, *slots_ = nullptr, *end_ = nullptr;
+  int part_ = 0;
+  const char *row_ = nullptr, *row_end_ = nullptr;
+};
+
 struct Buffers {
+  Ahead ahead;
   Scratch<uint32_t> queries, keys, values;
   Scratch<int64_t> seen;
   Scratch<float> sums;
@@ -51,7 +105,8 @@ class Worker {
         block_(block_keys(call.dim)),
         buffers_(buffers) {}
 
-  void run(const Task& task) {
+  // `next`: what this thread is likely to do after it, or null.
+  void run(const Task& task, const Task* next) {
     const int64_t rows = rows_of(task);
     // tiles of about the same size: one of a single row takes as long as one of three
     tile_ = quotient(rows, quotient(rows, TILE_ROWS));
@@ -62,6 +117,12 @@ class Worker {
     const Sums total = merged ? running(task, memory + numbers(TILE_ROWS)) : Sums{};
     for (int64_t block = task.from; block < task.to; ++block) {
       pack_block(task, block);
+      if (block + 1 < task.to)
+        aim(task, block + 1);
+      else if (next)
+        aim(*next, next->from);
+      else
+        buffers_.ahead.stop();  // in the next call these slots may be gone
       const bool fresh = block == 0 || !merged;
       const Sums into = merged ? total : partial(task, block - task.from);
       for (int64_t row = 0; row < rows; row += tile_) {
@@ -134,11 +195,33 @@ class Worker {
       }
   }
 
-  void pack_block(const Task& task, int64_t block) {
+  const int64_t* slots_of(const Task& task, int64_t block) const {
     const Query& last = plan_.queries[task.last - 1];
-    const int64_t* slots = call_.slots + call_.spans[last.sequence].first_key + block * block_;
-    const int64_t keys = last.seen - block * block_;  // of this block and after
-    const int64_t n = std::min<int64_t>(block_, keys);
+    return call_.slots + call_.spans[last.sequence].first_key + block * block_;
+  }
+
+  int64_t keys_of(const Task& task, int64_t block) const {
+    return std::min<int64_t>(block_, plan_.queries[task.last - 1].seen - block * block_);
+  }
+
+  static Ahead::Rows rows(const void* base, const int64_t* strides, int64_t head, int64_t n) {
+    constexpr int64_t SIZE = sizeof(typename T::Element);
+    return {static_cast<const char*>(base) + head * strides[1] * SIZE, strides[0] * SIZE, n * SIZE};
+  }
+  Ahead::Rows key_rows(const Task& task) const {
+    return rows(call_.k, call_.k_strides, task.kv_head, call_.dim);
+  }
+
+  void aim(const Task& task, int64_t block) {
+    Ahead::Rows values = rows(call_.v, call_.v_strides, task.kv_head, call_.v_dim);
+    const Ahead::Rows keys = key_rows(task);
+    if (values.base == keys.base) values.bytes = 0;  // MLA: they are a part of the keys
+    buffers_.ahead.aim(keys, values, slots_of(task, block), keys_of(task, block));
+  }
+
+  void pack_block(const Task& task, int64_t block) {
+    const int64_t* slots = slots_of(task, block);
+    const int64_t n = keys_of(task, block);
     const auto key = [&](int64_t i) {
       return words(call_.k, slots[i] * call_.k_strides[0] + task.kv_head * call_.k_strides[1]);
     };
@@ -147,13 +230,15 @@ class Worker {
     };
     keys_ = buffers_.keys.reserve(block_ * words_);
     values_ = buffers_.values.reserve(block_ * width_);
-    if (block == task.from)
-      for (int64_t r = LANES; r < std::min<int64_t>(AHEAD, n); ++r) fetch(key(r), call_.dim);
+    const int64_t here = buffers_.ahead.fetched(key_rows(task).base, slots);
+    const auto fetch_keys = [&](int64_t from, int64_t to) {
+      for (int64_t r = std::max(from, here); r < std::min(to, n); ++r) fetch(key(r), call_.dim);
+    };
+    fetch_keys(LANES, AHEAD);
     for (int64_t i = 0; i < n; i += LANES) {
       const int64_t end = std::min(i + LANES, n);
-      // pages are scattered, so the processor cannot guess the next ones
-      for (int64_t r = i; r < end; ++r) fetch(value(r), call_.v_dim);
-      for (int64_t r = i + AHEAD; r < std::min(end + AHEAD, keys); ++r) fetch(key(r), call_.dim);
+      for (int64_t r = std::max(i, here); r < end; ++r) fetch(value(r), call_.v_dim);
+      fetch_keys(i + AHEAD, end + AHEAD);
       uint32_t* tile = keys_ + i / TILE_KEYS * TILE_KEYS * words_ + i % TILE_KEYS;
       pack_keys([&](int r) { return key(i + r); }, end - i, words_, tile);
     }
@@ -173,15 +258,18 @@ class Worker {
     // rows are in the order of their tokens; those of several sequences see the whole block
     const int64_t most = visible[rows - 1];
     const uint32_t* q = buffers_.queries.reserve(0) + row * words_;
+    const auto more = [this] {
+      for (int i = 0; i < LINES; ++i) buffers_.ahead();
+    };
     with_rows(rows, [&](auto count) {
       constexpr int R = decltype(count)::value;
       for (int64_t key = 0; key < most; key += TILE_KEYS)
-        dot_tile<T, R>(q, keys_ + key * words_, words_, scores_ + key, BLOCK_KEYS);
+        dot_tile<T, R>(q, keys_ + key * words_, words_, scores_ + key, BLOCK_KEYS, more);
       for (int r = 0; r < R; ++r)
         soften(scores_ + r * BLOCK_KEYS, visible[r], most, out.top[r], out.weight[r]);
       const int pairs = (most + T::PER_WORD - 1) / T::PER_WORD;
       mix<T, R>(reinterpret_cast<const uint32_t*>(scores_), BLOCK_KEYS, values_, width_, pairs,
-                out.mix, width_);
+                out.mix, width_, more);
     });
   }
 
@@ -277,7 +365,10 @@ void attend_all(const Attention& call, const Schedule& plan) {
     return Worker<T>(call, plan, shared, buffers);
   };
   for (const Stage& stage : plan.stages) {
-    parallel_for(plan.threads, stage.runs.size(), [&](int64_t i) { worker().run(stage.runs[i]); });
+    parallel_for(plan.threads, stage.runs.size(), [&](int64_t i) {
+      const size_t after = i + plan.threads;
+      worker().run(stage.runs[i], after < stage.runs.size() ? &stage.runs[after] : nullptr);
+    });
     parallel_for(plan.threads, stage.finishes.size(),
                  [&](int64_t i) { worker().finish(stage.finishes[i]); });
   }

@@ -166,12 +166,15 @@ template <int R, int N>
     for (int v = 0; v < N; ++v) sums[r][v] = Floats{};
 }
 
-// out[r][i] = a_r · key_i for the TILE_KEYS keys of a tile. `a` is packed [words][R].
-template <class T, int R>
-void dot_tile(const uint32_t* a, const uint32_t* keys, int words, float* out, int64_t out_stride) {
+// out[r][i] = a_r · key_i for the TILE_KEYS keys of a tile. `a` is packed [words][R]. `between` is
+// called again and again: there is time for a load between the products.
+template <class T, int R, class Between>
+void dot_tile(const uint32_t* a, const uint32_t* keys, int words, float* out, int64_t out_stride,
+              Between between) {
   Floats acc[R][VECTORS];
   clear(acc);
   for (int w = 0; w < words; ++w, a += R, keys += TILE_KEYS) {
+    between();
     Words b[VECTORS];
     for (int v = 0; v < VECTORS; ++v) b[v] = load_words(keys + v * LANES);
     for (int r = 0; r < R; ++r)
@@ -182,12 +185,13 @@ void dot_tile(const uint32_t* a, const uint32_t* keys, int words, float* out, in
 }
 
 // out[r][c] = sum over i of p[r][i] * value_i[c], for LANES * N columns and `words` words of rows.
-template <class T, int R, int N>
+template <class T, int R, int N, class Between>
 void mix_tile(const uint32_t* p, int64_t p_stride, const uint32_t* values, int64_t value_stride,
-              int words, float* out, int64_t out_stride) {
+              int words, float* out, int64_t out_stride, Between between) {
   Floats acc[R][N];
   clear(acc);
   for (int w = 0; w < words; ++w, values += value_stride) {
+    between();
     Words b[N];
     for (int v = 0; v < N; ++v) b[v] = load_words(values + v * LANES);
     for (int r = 0; r < R; ++r) {
@@ -200,14 +204,16 @@ void mix_tile(const uint32_t* p, int64_t p_stride, const uint32_t* values, int64
 }
 
 // All columns of a value tile.
-template <class T, int R>
+template <class T, int R, class Between>
 void mix(const uint32_t* p, int64_t p_stride, const uint32_t* values, int64_t width, int words,
-         float* out, int64_t out_stride) {
+         float* out, int64_t out_stride, Between between) {
   int64_t c = 0;
   for (; c + TILE_KEYS <= width; c += TILE_KEYS)
-    mix_tile<T, R, VECTORS>(p, p_stride, values + c, width, words, out + c, out_stride);
+    mix_tile<T, R, VECTORS>(p, p_stride, values + c, width, words, out + c, out_stride,
+                            between);
   for (; c < width; c += LANES)
-    mix_tile<T, R, 1>(p, p_stride, values + c, width, words, out + c, out_stride);
+    mix_tile<T, R, 1>(p, p_stride, values + c, width, words, out + c, out_stride,
+                            between);
 }
 
 // Calls f with the number of rows as a constant.
