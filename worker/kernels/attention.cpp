@@ -231,14 +231,13 @@ class Worker {
     keys_ = buffers_.keys.reserve(block_ * words_);
     values_ = buffers_.values.reserve(block_ * width_);
     const int64_t here = buffers_.ahead.fetched(key_rows(task).base, slots);
-    const auto fetch_keys = [&](int64_t from, int64_t to) {
-      for (int64_t r = std::max(from, here); r < std::min(to, n); ++r) fetch(key(r), call_.dim);
-    };
-    fetch_keys(LANES, AHEAD);
+    for (int64_t r = std::max<int64_t>(LANES, here); r < std::min<int64_t>(AHEAD, n); ++r)
+      fetch(key(r), call_.dim);
     for (int64_t i = 0; i < n; i += LANES) {
       const int64_t end = std::min(i + LANES, n);
       for (int64_t r = std::max(i, here); r < end; ++r) fetch(value(r), call_.v_dim);
-      fetch_keys(i + AHEAD, end + AHEAD);
+      for (int64_t r = std::max(i + AHEAD, here); r < std::min(end + AHEAD, n); ++r)
+        fetch(key(r), call_.dim);
       uint32_t* tile = keys_ + i / TILE_KEYS * TILE_KEYS * words_ + i % TILE_KEYS;
       pack_keys([&](int r) { return key(i + r); }, end - i, words_, tile);
     }
