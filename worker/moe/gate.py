@@ -74,7 +74,8 @@ def _in_best_groups(
 
     A group is worth its best expert (V2), or the sum of its two best (V3).
     """
-    grouped = choice.unflatten(1, (spec.groups, -1))  # [T, groups, experts of a group]
+    size = choice.shape[1] // spec.groups
+    grouped = choice.view(choice.shape[0], spec.groups, size)
     best = min(2 if spec.method == "noaux_tc" else 1, grouped.shape[-1])
     worth = grouped.topk(best, dim=-1).values.sum(dim=-1)  # [T, groups]
     kept = worth.topk(spec.topk_groups, dim=-1, sorted=False).indices
