@@ -21,6 +21,8 @@ from core.rpc.service import STOPPING
 
 log = logging.getLogger(__name__)
 
+TOLD_S = 1.0  # after a write has failed: until the reader says why, or never will
+
 
 class Duplex(Protocol):
     """What a grpc.aio call and a servicer context have in common."""
@@ -116,13 +118,16 @@ async def converse(
     """
     beats = Beats(asyncio.get_running_loop().time())
     tasks = [
-        asyncio.ensure_future(outbox.closed()),
-        asyncio.ensure_future(_read(stream, outbox, on_message, beats)),
-        asyncio.ensure_future(_write(stream, outbox, beats)),
+        closed := asyncio.ensure_future(outbox.closed()),
+        reading := asyncio.ensure_future(_read(stream, outbox, on_message, beats)),
+        writing := asyncio.ensure_future(_write(stream, outbox, beats)),
         asyncio.ensure_future(_beat(outbox, beats, pulse)),
     ]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if writing.done():  # it fails when the stream has ended; why, the reader is told
+            ends = (closed, reading)
+            await asyncio.wait(ends, timeout=TOLD_S, return_when=asyncio.FIRST_COMPLETED)
         return next(task.result() for task in tasks if task.done())
     finally:
         for task in tasks:

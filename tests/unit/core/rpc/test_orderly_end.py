@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
+import grpc
 import pytest
 
 from core.rpc import events
 from core.rpc.client import RankClient
-from core.rpc.link import in_order
+from core.rpc.link import Outbox, Pulse, converse, in_order
 from core.rpc.peer import PeerLinks
 from core.rpc.server import ServerLimits
+from core.rpc.service import STOPPING
 from tests.support.eventually import eventually, run_tidy
 from tests.support.step_thread import serving
 
@@ -70,5 +73,38 @@ def test_a_session_says_why_it_ended():
         await eventually(lambda: ended)
         assert in_order(ended[0])
         await client.close()
+
+    run_tidy(main)
+
+
+class Ended:
+    """A stream whose other side has ended it: a write notices before the reader is told why."""
+
+    def __init__(self) -> None:
+        self._written = asyncio.Event()
+
+    async def write(self, frame: bytes) -> None:
+        self._written.set()
+        raise _status(grpc.StatusCode.INTERNAL, "Internal error from Core")
+
+    async def read(self) -> bytes:
+        await self._written.wait()
+        for _ in range(20):  # turns of the loop: the write has long failed
+            await asyncio.sleep(0)
+        raise _status(grpc.StatusCode.ABORTED, STOPPING)
+
+
+def _status(code: grpc.StatusCode, words: str) -> grpc.aio.AioRpcError:
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(code, nothing, nothing, words)
+
+
+def test_why_a_stream_ended_counts_and_not_the_write_that_found_it_ended():
+    async def main() -> None:
+        outbox = Outbox(100)
+        outbox.send(b"late")
+        pulse = Pulse(every_s=1.0, silence_s=5.0)
+        reason = await converse(Ended(), outbox, lambda _: None, pulse)
+        assert in_order(reason), reason
 
     run_tidy(main)
