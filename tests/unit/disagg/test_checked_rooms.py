@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from core.wire import ErrorKind
 from disagg import checksum
 from disagg.checksum import digests
 from disagg.messages import Done
 from disagg.receiver import Failed, Ready, Released
-from disagg.transport.inproc import Hub
 from tests.support.handoff_sides import GEOMETRY, SLOTS, Decode, Prefill, announcement
-
-
-@pytest.fixture
-def hub():
-    return Hub()
-
-
-@pytest.fixture
-def prefill(hub):
-    return Prefill(hub)
-
-
-@pytest.fixture
-def decode(hub):
-    return Decode(hub)
 
 
 def test_the_last_write_brings_checksums_of_all_that_crossed(hub, decode):

@@ -6,23 +6,8 @@ import pytest
 
 from disagg.receiver import Ready, Released
 from disagg.registers import Closed
-from disagg.transport.inproc import Fault, Hub, InprocTransport
-from tests.support.handoff_sides import SLOTS, Decode, Prefill
-
-
-@pytest.fixture
-def hub():
-    return Hub()
-
-
-@pytest.fixture
-def prefill(hub):
-    return Prefill(hub)
-
-
-@pytest.fixture
-def decode(hub):
-    return Decode(hub)
+from disagg.transport.inproc import Fault, InprocTransport
+from tests.support.handoff_sides import SLOTS
 
 
 class TestFailedWrites:

@@ -2,26 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from disagg.messages import Done, Moved
-from disagg.transport.inproc import Hub
-from tests.support.handoff_sides import SLOTS, Decode, Prefill, announcement
-
-
-@pytest.fixture
-def hub():
-    return Hub()
-
-
-@pytest.fixture
-def prefill(hub):
-    return Prefill(hub)
-
-
-@pytest.fixture
-def decode(hub):
-    return Decode(hub)
+from tests.support.handoff_sides import SLOTS, announcement
 
 
 def test_a_peer_that_moved_is_forgotten_where_it_was_at_once(prefill, decode, monkeypatch):

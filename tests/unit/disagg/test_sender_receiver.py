@@ -23,23 +23,8 @@ from disagg.messages import (
 from disagg.receiver import Failed, Ready, Released
 from disagg.registers import Closed
 from disagg.sender import Sender
-from disagg.transport.inproc import Fault, Hub
-from tests.support.handoff_sides import GEOMETRY, SLOTS, Decode, Prefill, Side, announcement
-
-
-@pytest.fixture
-def hub():
-    return Hub()
-
-
-@pytest.fixture
-def prefill(hub):
-    return Prefill(hub)
-
-
-@pytest.fixture
-def decode(hub):
-    return Decode(hub)
+from disagg.transport.inproc import Fault
+from tests.support.handoff_sides import GEOMETRY, SLOTS, Prefill, Side, announcement
 
 
 def test_a_prompt_crosses_in_chunks(prefill, decode):
