@@ -6,6 +6,7 @@
 // bits whatever else is in the step, whoever shares its keys, however the prompt was cut and however
 // many threads there are.
 
+#include "ahead.h"
 #include "attention_tasks.h"
 #include "kernels.h"
 #include "scratch.h"
@@ -17,7 +18,6 @@ namespace {
 
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr int AHEAD = 64;  // keys that are fetched before they are needed
-constexpr int LINE = 64;   // bytes, of the cache
 constexpr int LINES = 2;   // between two products: with four they wait for each other
 
 // What one block or several say about a row: exp2-domain maximum, sum of weights, mix of values.
@@ -25,57 +25,6 @@ struct Sums {
   float* top;
   float* weight;
   float* mix;  // [rows, width]
-};
-
-// The keys and values of the next block, on their way into the L2 cache while this one is worked
-// on: pages are scattered, so the processor cannot guess them. A line at a time, because many misses
-// at once keep the products from their own operands, which are in the cache.
-class Ahead {
- public:
-  struct Rows {
-    const char* base = nullptr;
-    int64_t stride = 0, bytes = 0;
-  };
-
-  void aim(Rows keys, Rows values, const int64_t* slots, int64_t n) {
-    parts_[0] = keys;
-    parts_[1] = values;
-    slots_ = first_ = slots;
-    end_ = slots + n;
-    part_ = 0;
-    turn();
-  }
-
-  void stop() { slots_ = first_ = end_ = nullptr; }
-
-  // How many of these rows were fetched.
-  int64_t fetched(const char* keys, const int64_t* slots) const {
-    return keys == parts_[0].base && slots == first_ ? slots_ - first_ : 0;
-  }
-
-  void operator()() {
-    if (slots_ == end_) return;
-    __builtin_prefetch(row_, 0, 2);
-    row_ += LINE;
-    if (row_ < row_end_) return;
-    if (++part_ == 2 || parts_[part_].bytes == 0) {
-      part_ = 0;
-      ++slots_;
-    }
-    turn();
-  }
-
- private:
-  void turn() {
-    if (slots_ == end_) return;
-    row_ = parts_[part_].base + *slots_ * parts_[part_].stride;
-    row_end_ = row_ + parts_[part_].bytes;
-  }
-
-  Rows parts_[2];
-  const int64_t *first_ = nullptr, *slots_ = nullptr, *end_ = nullptr;
-  int part_ = 0;
-  const char *row_ = nullptr, *row_end_ = nullptr;
 };
 
 struct Buffers {
@@ -110,6 +59,7 @@ class Worker {
     const int64_t rows = rows_of(task);
     // tiles of about the same size: one of a single row takes as long as one of three
     tile_ = quotient(rows, quotient(rows, TILE_ROWS));
+    in_place_ = rows <= 2 * TILE_ROWS && call_.v_dim % TILE_KEYS == 0;
     pack_queries(task, rows);
     float* memory = buffers_.sums.reserve(numbers(rows) + numbers(TILE_ROWS));
     const Sums tile = sums(memory, TILE_ROWS);
@@ -128,7 +78,7 @@ class Worker {
       for (int64_t row = 0; row < rows; row += tile_) {
         const int here = std::min(tile_, rows - row);
         const Sums at = from_row(into, row);
-        attend_tile(block, row, here, fresh ? at : tile);
+        attend_tile(task, block, row, here, fresh ? at : tile);
         if (!fresh) merge(at, tile, here);
       }
     }
@@ -219,29 +169,32 @@ class Worker {
     buffers_.ahead.aim(keys, values, slots_of(task, block), keys_of(task, block));
   }
 
+  const uint32_t* value(const Task& task, int64_t slot) const {
+    return words(call_.v, slot * call_.v_strides[0] + task.kv_head * call_.v_strides[1]);
+  }
+
+  // Keys always; values where so many tiles of rows need them that it pays.
   void pack_block(const Task& task, int64_t block) {
     const int64_t* slots = slots_of(task, block);
     const int64_t n = keys_of(task, block);
     const auto key = [&](int64_t i) {
       return words(call_.k, slots[i] * call_.k_strides[0] + task.kv_head * call_.k_strides[1]);
     };
-    const auto value = [&](int64_t i) {
-      return words(call_.v, slots[i] * call_.v_strides[0] + task.kv_head * call_.v_strides[1]);
-    };
     keys_ = buffers_.keys.reserve(block_ * words_);
-    values_ = buffers_.values.reserve(block_ * width_);
     const int64_t here = buffers_.ahead.fetched(key_rows(task).base, slots);
     for (int64_t r = std::max<int64_t>(LANES, here); r < std::min<int64_t>(AHEAD, n); ++r)
       fetch(key(r), call_.dim);
     for (int64_t i = 0; i < n; i += LANES) {
       const int64_t end = std::min(i + LANES, n);
-      for (int64_t r = std::max(i, here); r < end; ++r) fetch(value(r), call_.v_dim);
+      for (int64_t r = std::max(i, here); r < end; ++r) fetch(value(task, slots[r]), call_.v_dim);
       for (int64_t r = std::max(i + AHEAD, here); r < std::min(end + AHEAD, n); ++r)
         fetch(key(r), call_.dim);
       uint32_t* tile = keys_ + i / TILE_KEYS * TILE_KEYS * words_ + i % TILE_KEYS;
       pack_keys([&](int r) { return key(i + r); }, end - i, words_, tile);
     }
-    pack_values<T>(value, n, call_.v_dim, values_);
+    values_ = in_place_ ? nullptr : buffers_.values.reserve(block_ * width_);
+    if (values_)
+      pack_values<T>([&](int64_t i) { return value(task, slots[i]); }, n, call_.v_dim, values_);
   }
 
   static void fetch(const uint32_t* row, int64_t numbers) {
@@ -250,13 +203,15 @@ class Worker {
       __builtin_prefetch(from + at, 0, 2);  // to the L2 cache
   }
 
-  void attend_tile(int64_t block, int64_t row, int rows, Sums out) {
+  void attend_tile(const Task& task, int64_t block, int64_t row, int rows, Sums out) {
     int64_t visible[TILE_ROWS];
     for (int r = 0; r < rows; ++r)
       visible[r] = std::clamp<int64_t>(seen_[row + r] - block * block_, 0, block_);
     // rows are in the order of their tokens; those of several sequences see the whole block
     const int64_t most = visible[rows - 1];
     const uint32_t* q = buffers_.queries.reserve(0) + row * words_;
+    const int64_t* slots = slots_of(task, block);
+    const int n = keys_of(task, block);
     const auto more = [this] {
       for (int i = 0; i < LINES; ++i) buffers_.ahead();
     };
@@ -267,8 +222,13 @@ class Worker {
       for (int r = 0; r < R; ++r)
         soften(scores_ + r * BLOCK_KEYS, visible[r], most, out.top[r], out.weight[r]);
       const int pairs = (most + T::PER_WORD - 1) / T::PER_WORD;
-      mix<T, R>(reinterpret_cast<const uint32_t*>(scores_), BLOCK_KEYS, values_, width_, pairs,
-                out.mix, width_, more);
+      const auto* weights = reinterpret_cast<const uint32_t*>(scores_);
+      if (values_)
+        return mix<T, R>(weights, BLOCK_KEYS, values_, width_, pairs, out.mix, width_, more);
+      for (int64_t c = 0; c < width_; c += TILE_KEYS) {
+        const auto row = [&](int i) { return value(task, slots[i]) + c / T::PER_WORD; };
+        mix_rows<T, R>(weights, BLOCK_KEYS, row, n, pairs, out.mix + c, width_, more);
+      }
     });
   }
 
@@ -344,6 +304,7 @@ class Worker {
   const int64_t group_, words_, width_, block_;
   Buffers& buffers_;
   int64_t tile_ = 0;         // rows of a tile; the last one may have fewer
+  bool in_place_ = false;    // whether values are read where they lie
   int64_t* seen_ = nullptr;  // by row, as in Query
   uint32_t* keys_ = nullptr;
   uint32_t* values_ = nullptr;

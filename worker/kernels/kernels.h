@@ -69,6 +69,7 @@ struct PackLinear {
   const void* weight;  // [matrices, outer, inner]
   uint32_t* out;       // [matrices, packed_words(type, outer, inner)]
   int64_t strides[3], matrices, outer, inner;
+  bool gated;  // for a linear that is
   int threads;
 };
 void pack_linear(const PackLinear& call);
@@ -79,13 +80,23 @@ struct Part {
   int64_t x, out, rows;
 };
 
-// out = x weightᵀ + bias, part by part, with a matrix for each.
+// What becomes of a product.
+enum class Into {
+  WRITE,  // out = y
+  ADD,    // out += y
+  GATE,   // out = silu(first half of y) * second half
+};
+
+// y = x weightᵀ + bias, part by part, with a matrix for each; with `norm` of x / rms(x) * norm.
 struct Linear {
   Type type, out_type;     // out is FP32 or as the rest
+  Into into;
   const void* x;
+  const void* norm;        // [inner] or null
+  float eps;               // of the norm
   const uint32_t* weight;  // [parts, packed_words(type, outer, inner)]
   const void* bias;        // [outer] or null
-  void* out;
+  void* out;               // [rows, outer], half as wide for GATE
   int64_t x_stride, out_stride;  // from row to row
   int64_t inner, outer;
   const Part* part;
@@ -94,14 +105,13 @@ struct Linear {
 };
 void linear(const Linear& call);
 
-// out = x / rms(x) * weight, row by row. With `delta`, x += delta comes first.
+// out = x / rms(x) * weight, row by row.
 struct RmsNorm {
   Type type;
-  void* x;            // [outer, inner, size]
-  const void* delta;  // [outer, size] or null; needs inner == 1
+  const void* x;  // [outer, inner, size]
   const void* weight;
-  void* out;          // [outer, inner, size]
-  int64_t x_strides[2], delta_stride, out_strides[2];
+  void* out;      // [outer, inner, size], may be x
+  int64_t x_strides[2], out_strides[2];
   int64_t outer, inner, size;
   float eps;
   int threads;
@@ -128,16 +138,6 @@ struct Rotate {
   int threads;
 };
 void rotate(const Rotate& call);
-
-// out = silu(first half) * second half, row by row.
-struct SiluMul {
-  Type type;
-  const void* x;  // [rows, 2 * size]
-  void* out;      // [rows, size], contiguous
-  int64_t x_stride, rows, size;
-  int threads;
-};
-void silu_mul(const SiluMul& call);
 
 // The first place of each row's largest number; of its first NaN, where it has one.
 struct Argmax {

@@ -87,67 +87,99 @@ void scatter_rows(Tensor& to, const Tensor& slots, const Tensor& from) {
 
 // What the linear operators read: [outer, inner], or [matrices, outer, inner] with any strides. Its
 // words stand in as many rows as there are matrices.
-Tensor pack_weight(const Tensor& weight) {
+Tensor pack_weight(const Tensor& weight, bool gated) {
   const Tensor all = weight.dim() == 2 ? weight.unsqueeze(0) : weight;
   TORCH_CHECK(all.dim() == 3, "one matrix, or several of a shape, are needed");
   const int64_t matrices = all.size(0), outer = all.size(1), inner = all.size(2);
   const Type type = type_of(all);
   TORCH_CHECK(type == Type::FP32 || inner % 2 == 0, "a bfloat16 row must have an even length");
+  TORCH_CHECK(!gated || outer % 2 == 0, "two halves are needed");
   const int64_t words = packed_words(type, outer, inner);
   const std::shared_ptr<void> piece = huge_piece(4 * matrices * words);
   Tensor out = at::from_blob(
       piece.get(), {matrices, words}, [piece](void*) {}, all.options().dtype(at::kInt));
   pack_linear({type, all.const_data_ptr(), static_cast<uint32_t*>(out.mutable_data_ptr()),
-               {all.stride(0), all.stride(1), all.stride(2)}, matrices, outer, inner,
+               {all.stride(0), all.stride(1), all.stride(2)}, matrices, outer, inner, gated,
                at::get_num_threads()});
   return out;
 }
 
-void multiply(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, Tensor& out,
-              int64_t outer, const std::vector<Part>& parts) {
+// What a linear operator has besides rows, weight and result.
+struct Extras {
+  Into into = Into::WRITE;
+  std::optional<Tensor> bias, norm;
+  double eps = 0;
+};
+
+void check_fit(const Tensor& x, const std::optional<Tensor>& t, int64_t size, const char* name) {
+  if (!t) return;
+  check(*t, x, 1);
+  TORCH_CHECK(t->size(0) == size, "the ", name, " does not fit");
+}
+
+void multiply(const Tensor& x, const Tensor& weight, Tensor& out, int64_t outer,
+              const std::vector<Part>& parts, const Extras& extras) {
   const int64_t inner = x.size(-1);
   TORCH_CHECK(weight.scalar_type() == at::kInt && weight.dim() == 2 && weight.is_contiguous() &&
                   weight.size(0) == int64_t(parts.size()) &&
                   weight.size(1) == packed_words(type_of(x), outer, inner),
               "the packed weight does not fit");
-  if (bias) {
-    check(*bias, x, 1);
-    TORCH_CHECK(bias->size(0) == outer, "the bias does not fit");
-  }
+  TORCH_CHECK(extras.into != Into::GATE || outer % 2 == 0, "two halves are needed");
+  check_fit(x, extras.bias, outer, "bias");
+  check_fit(x, extras.norm, inner, "norm");
+  const auto data = [](const std::optional<Tensor>& t) {
+    return t ? t->const_data_ptr() : nullptr;
+  };
   Linear call = {
-      type_of(x), type_of(out), x.const_data_ptr(),
-      static_cast<const uint32_t*>(weight.const_data_ptr()),
-      bias ? bias->const_data_ptr() : nullptr, out.mutable_data_ptr(), x.stride(0),
-      out.stride(0), inner, outer, nullptr, int64_t(parts.size()), at::get_num_threads()};
+      type_of(x), type_of(out), extras.into, x.const_data_ptr(), data(extras.norm),
+      static_cast<float>(extras.eps), static_cast<const uint32_t*>(weight.const_data_ptr()),
+      data(extras.bias), out.mutable_data_ptr(), x.stride(0), out.stride(0), inner, outer, nullptr,
+      int64_t(parts.size()), at::get_num_threads()};
   perform([call, parts]() mutable {
     call.part = parts.data();
     linear(call);
   });
 }
 
-// x weightᵀ + bias, in fp32 where `wide`, else in x's dtype.
+// x weightᵀ + bias, in fp32 where `wide`, else in x's dtype. `norm`: of x / rms(x) * norm. `gated`:
+// silu(first half) * second half, of a weight that was packed so.
 Tensor linear_rows(const Tensor& x, const Tensor& weight, int64_t outer,
-                   const std::optional<Tensor>& bias, bool wide) {
+                   const std::optional<Tensor>& bias, bool wide, const std::optional<Tensor>& norm,
+                   double eps, bool gated) {
   check(x, x, 2);
-  Tensor out = result({x.size(0), outer}, wide ? x.options().dtype(at::kFloat) : x.options());
-  multiply(x, weight, bias, out, outer, {{0, 0, x.size(0)}});
+  TORCH_CHECK(!(wide && gated), "what is gated is not wide");
+  Tensor out = result({x.size(0), gated ? outer / 2 : outer},
+                      wide ? x.options().dtype(at::kFloat) : x.options());
+  multiply(x, weight, out, outer, {{0, 0, x.size(0)}},
+           {gated ? Into::GATE : Into::WRITE, bias, norm, eps});
   return out;
 }
 
+// onto += x weightᵀ + bias.
+void linear_onto(Tensor& onto, const Tensor& x, const Tensor& weight,
+                 const std::optional<Tensor>& bias, const std::optional<Tensor>& norm, double eps) {
+  check(x, x, 2);
+  check(onto, x, 2);
+  TORCH_CHECK(onto.size(0) == x.size(0), "rows do not fit");
+  multiply(x, weight, onto, onto.size(1), {{0, 0, x.size(0)}}, {Into::ADD, bias, norm, eps});
+}
+
 // The first counts[0] rows of x times the first matrix, the next counts[1] times the second, ..
-Tensor linear_groups(const Tensor& x, const Tensor& weight, int64_t outer, at::IntArrayRef counts) {
+Tensor linear_groups(const Tensor& x, const Tensor& weight, int64_t outer, at::IntArrayRef counts,
+                     bool gated) {
   check(x, x, 2);
   not_recorded();  // the counts are this step's
+  const int64_t width = gated ? outer / 2 : outer;
   std::vector<Part> parts;
   int64_t row = 0;
   for (const int64_t rows : counts) {
     TORCH_CHECK(rows >= 0, "a count is negative");
-    parts.push_back({row * x.stride(0), row * outer, rows});
+    parts.push_back({row * x.stride(0), row * width, rows});
     row += rows;
   }
   TORCH_CHECK(row == x.size(0), "the counts are not those of the rows");
-  Tensor out = at::empty({x.size(0), outer}, x.options());
-  multiply(x, weight, std::nullopt, out, outer, parts);
+  Tensor out = at::empty({x.size(0), width}, x.options());
+  multiply(x, weight, out, outer, parts, {gated ? Into::GATE : Into::WRITE, {}, {}});
   return out;
 }
 
@@ -159,7 +191,7 @@ void linear_heads(Tensor& out, const Tensor& x, const Tensor& weight) {
   std::vector<Part> parts;
   for (int64_t h = 0; h < x.size(1); ++h)
     parts.push_back({h * x.stride(1), h * out.stride(1), x.size(0)});
-  multiply(x, weight, std::nullopt, out, out.size(2), parts);
+  multiply(x, weight, out, out.size(2), parts, {});
 }
 
 RmsNorm norm_of(const Tensor& x, const Tensor& weight, const Tensor& out, double eps) {
@@ -167,8 +199,8 @@ RmsNorm norm_of(const Tensor& x, const Tensor& weight, const Tensor& out, double
   check(weight, x, 1);
   TORCH_CHECK((x.dim() == 2 || x.dim() == 3) && weight.size(0) == x.size(-1), "shapes do not fit");
   const bool heads = x.dim() == 3;
-  return {type_of(x), x.data_ptr(), nullptr, weight.const_data_ptr(), out.data_ptr(),
-          {x.stride(0), heads ? x.stride(1) : 0}, 0,
+  return {type_of(x), x.const_data_ptr(), weight.const_data_ptr(), out.data_ptr(),
+          {x.stride(0), heads ? x.stride(1) : 0},
           {out.stride(0), heads ? out.stride(1) : 0},
           x.size(0), heads ? x.size(1) : 1, x.size(-1), static_cast<float>(eps),
           at::get_num_threads()};
@@ -184,17 +216,6 @@ void rms_norm_in_place(Tensor& x, const Tensor& weight, double eps) {
   perform([call = norm_of(x, weight, x, eps)] { rms_norm(call); });
 }
 
-Tensor add_rms_norm(Tensor& x, const Tensor& delta, const Tensor& weight, double eps) {
-  check(delta, x, 2);
-  TORCH_CHECK(x.sizes() == delta.sizes(), "shapes differ");
-  Tensor out = result(x.sizes(), x.options());
-  RmsNorm call = norm_of(x, weight, out, eps);
-  call.delta = delta.const_data_ptr();
-  call.delta_stride = delta.stride(0);
-  perform([call] { rms_norm(call); });
-  return out;
-}
-
 void rotate_in_place(Tensor& x, const Tensor& rotations) {
   check(x, x, 3);
   TORCH_CHECK(rotations.scalar_type() == at::kComplexFloat && rotations.is_contiguous() &&
@@ -205,17 +226,6 @@ void rotate_in_place(Tensor& x, const Tensor& rotations) {
       static_cast<const float*>(rotations.const_data_ptr()), x.size(0), x.size(1),
       x.size(2) / 2, at::get_num_threads()};
   perform([call] { rotate(call); });
-}
-
-Tensor silu_mul_new(const Tensor& x) {
-  check(x, x, 2);
-  TORCH_CHECK(x.size(1) % 2 == 0, "two halves are needed");
-  Tensor out = result({x.size(0), x.size(1) / 2}, x.options());
-  const SiluMul call = {
-      type_of(x), x.const_data_ptr(), out.mutable_data_ptr(), x.stride(0), x.size(0),
-      x.size(1) / 2, at::get_num_threads()};
-  perform([call] { silu_mul(call); });
-  return out;
 }
 
 // x += delta.
@@ -269,16 +279,18 @@ TORCH_LIBRARY(antiphon, library) {
   library.def("attention(Tensor q, Tensor k, Tensor v, Tensor spans, Tensor slots, float scale,"
               " Tensor? order=None, Tensor? nodes=None) -> Tensor");
   library.def("scatter_rows(Tensor(a!) to, Tensor slots, Tensor rows) -> ()");
-  library.def("pack_linear(Tensor weight) -> Tensor");
-  library.def("linear(Tensor x, Tensor weight, int outer, Tensor? bias, bool wide) -> Tensor");
-  library.def("linear_groups(Tensor x, Tensor weight, int outer, int[] counts) -> Tensor");
+  library.def("pack_linear(Tensor weight, bool gated=False) -> Tensor");
+  library.def("linear(Tensor x, Tensor weight, int outer, Tensor? bias, bool wide,"
+              " Tensor? norm=None, float eps=0, bool gated=False) -> Tensor");
+  library.def("linear_onto(Tensor(a!) onto, Tensor x, Tensor weight, Tensor? bias,"
+              " Tensor? norm=None, float eps=0) -> ()");
+  library.def("linear_groups(Tensor x, Tensor weight, int outer, int[] counts, bool gated=False)"
+              " -> Tensor");
   library.def("linear_heads(Tensor(a!) out, Tensor x, Tensor weight) -> ()");
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   library.def("rms_norm_(Tensor(a!) x, Tensor weight, float eps) -> ()");
-  library.def("add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps) -> Tensor");
   library.def("add_(Tensor(a!) x, Tensor delta) -> ()");
   library.def("rotate_(Tensor(a!) x, Tensor rotations) -> ()");
-  library.def("silu_mul(Tensor x) -> Tensor");
   library.def("argmax(Tensor x) -> Tensor");
   library.def("sample(Tensor logits, Tensor shares, Tensor numbers) -> (Tensor, Tensor)");
 }
@@ -289,14 +301,13 @@ TORCH_LIBRARY_IMPL(antiphon, CPU, library) {
   library.impl("scatter_rows", &scatter_rows);
   library.impl("pack_linear", &pack_weight);
   library.impl("linear", &linear_rows);
+  library.impl("linear_onto", &linear_onto);
   library.impl("linear_groups", &linear_groups);
   library.impl("linear_heads", &linear_heads);
   library.impl("rms_norm", &rms_norm_new);
   library.impl("rms_norm_", &rms_norm_in_place);
-  library.impl("add_rms_norm", &add_rms_norm);
   library.impl("add_", &add_in_place);
   library.impl("rotate_", &rotate_in_place);
-  library.impl("silu_mul", &silu_mul_new);
   library.impl("argmax", &argmax_rows);
   library.impl("sample", &sample_rows);
 }

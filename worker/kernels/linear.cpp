@@ -5,10 +5,18 @@
 // a panel is read from front to back. Rows of x are taken some at a time against each panel. A
 // number of y is one sum over the inner index, term after term in order: its bits do not depend on
 // how many rows there are, nor on the threads.
+//
+// What stands before and behind a product in a model is done here while the numbers are at hand:
+// rows are normalised while they are packed, and sums are gated, or added to the residual stream,
+// before they are first written. A decode step's products take 10 to 100 µs each, so that what
+// costs is less the arithmetic than another gathering of the threads, and reading what the other
+// processor has just written. For the same reason few rows are packed by each thread for itself.
 
+#include <atomic>
 #include <vector>
 
 #include "kernels.h"
+#include "rows.h"
 #include "scratch.h"
 #include "team.h"
 #include "tiles.h"
@@ -21,8 +29,17 @@ constexpr int PANEL = PANEL_VECTORS * LANES;
 constexpr int64_t BLOCK_CHUNKS = 4;  // chunks of rows that meet a panel while it is in the cache
 constexpr int64_t TASKS = 12;        // for each thread
 constexpr int64_t SERIAL_WORDS = 8 * 1024;
+constexpr int64_t OWN_WORDS = 16 * 1024;  // at most, of rows that each thread packs for itself
 
 int64_t panels(int64_t outer) { return quotient(outer, PANEL); }
+
+// Which output stands at place i of a panel; `outer`: none. Gated, a panel has as many of both
+// halves, those that belong together in the same lane.
+int64_t output_at(int64_t panel, int64_t i, int64_t outer, bool gated) {
+  if (!gated) return std::min(panel * PANEL + i, outer);
+  const int64_t half = outer / 2, column = panel * LANES + i % LANES;
+  return column < half ? i / LANES * half + column : outer;
+}
 
 template <class T>
 int64_t words_of(int64_t inner) { return inner / T::PER_WORD; }
@@ -64,16 +81,6 @@ void with_count(int rows, F f) {
   f(std::integral_constant<int, R>{});
 }
 
-template <class To>
-void put(typename To::Element* to, const Floats* from, int64_t count) {
-  for (int v = 0; v < PANEL_VECTORS; ++v, to += LANES, count -= LANES) {
-    if (count >= LANES)
-      To::narrow(to, from[v]);
-    else
-      for (int64_t i = 0; i < count; ++i) to[i] = To::narrow_one(from[v][i]);
-  }
-}
-
 // Some rows of a part, at most MOST_ROWS, and where they lie packed.
 struct Chunk {
   int64_t part, first, rows, at;
@@ -90,35 +97,46 @@ struct Memory {
   std::vector<Block> blocks;
 };
 
+// Rows that a thread has packed for itself, and for which call.
+struct Own {
+  Scratch<uint32_t> x;
+  uint64_t call = 0;
+};
+
 template <class T, class To>
 class Product {
  public:
   Product(const Linear& call, Memory& memory)
-      : call_(call), words_(words_of<T>(call.inner)), panels_(panels(call.outer)), memory_(memory) {}
+      : call_(call), words_(words_of<T>(call.inner)), panels_(panels(call.outer)), memory_(memory) {
+    cut();
+  }
 
   void run() {
-    x_ = memory_.x.reserve(cut());
     const auto& blocks = memory_.blocks;
     const int64_t count = blocks.size();
     const bool alone = panels_ * PANEL * words_ * count < SERIAL_WORDS;
     const int threads = alone ? 1 : call_.threads;
-    parallel_for(rows_ * words_ < SERIAL_WORDS ? 1 : threads, count, [&](int64_t block) {
-      for (int64_t c = blocks[block].first; c < blocks[block].last; ++c) pack(memory_.chunks[c]);
-    });
+    const bool own = count == 1 && rows_ * words_ <= OWN_WORDS;
+    const uint32_t* shared = own ? nullptr : pack_all(rows_ * words_ < SERIAL_WORDS ? 1 : threads);
+    static std::atomic<uint64_t> calls{0};
+    const uint64_t call = ++calls;
     const int64_t group = std::max<int64_t>(1, panels_ * count / (threads * TASKS));
     const int64_t groups = quotient(panels_, group);
     parallel_for(threads, count * groups, [&](int64_t task) {
+      const uint32_t* x = own ? packed_here(call) : shared;
       const Block& block = blocks[task / groups];
       const int64_t first = task % groups * group;
       for (int64_t p = first; p < std::min(first + group, panels_); ++p)
-        for (int64_t c = block.first; c < block.last; ++c) piece(block, c, p);
+        for (int64_t c = block.first; c < block.last; ++c) piece(x, block, c, p);
     });
   }
 
  private:
-  // Chunks of about equal size; how many words they take.
-  int64_t cut() {
-    int64_t words = 0;
+  using In = typename T::Element;
+  using Out = typename To::Element;
+
+  // Chunks of about equal size.
+  void cut() {
     memory_.chunks.clear();
     memory_.blocks.clear();
     for (int64_t part = 0; part < call_.parts; ++part) {
@@ -132,53 +150,94 @@ class Product {
           room = BLOCK_CHUNKS;
         }
         memory_.blocks.back().last = next + 1;
-        memory_.chunks.push_back({part, first, std::min(most, rows - first), words});
-        words += most * words_ + LANES;  // packing writes up to a vector beyond the end
+        memory_.chunks.push_back({part, first, std::min(most, rows - first), packed_});
+        packed_ += most * words_ + LANES;  // packing writes up to a vector beyond the end
       }
       rows_ += rows;
     }
-    return words;
   }
 
-  void pack(const Chunk& chunk) const {
-    const auto* x = static_cast<const typename T::Element*>(call_.x) + call_.part[chunk.part].x;
+  const uint32_t* pack_all(int threads) const {
+    uint32_t* x = memory_.x.reserve(packed_);
+    parallel_for(threads, memory_.blocks.size(), [&](int64_t block) {
+      for (int64_t c = memory_.blocks[block].first; c < memory_.blocks[block].last; ++c)
+        pack(memory_.chunks[c], x);
+    });
+    return x;
+  }
+
+  const uint32_t* packed_here(uint64_t call) const {
+    static thread_local Own own;
+    uint32_t* x = own.x.reserve(packed_);
+    if (own.call != call)
+      for (const Chunk& chunk : memory_.chunks) pack(chunk, x);
+    own.call = call;
+    return x;
+  }
+
+  void pack(const Chunk& chunk, uint32_t* packed) const {
+    static thread_local Scratch<In> normalised;
+    const auto* x = static_cast<const In*>(call_.x) + call_.part[chunk.part].x;
+    const auto* norm = static_cast<const In*>(call_.norm);
+    In* to = norm ? normalised.reserve(chunk.rows * call_.inner) : nullptr;
     const uint32_t* rows[MOST_ROWS];
-    for (int r = 0; r < chunk.rows; ++r)
-      rows[r] = reinterpret_cast<const uint32_t*>(x + (chunk.first + r) * call_.x_stride);
-    pack_rows(rows, chunk.rows, words_, x_ + chunk.at);
+    for (int r = 0; r < chunk.rows; ++r) {
+      const In* row = x + (chunk.first + r) * call_.x_stride;
+      if (norm) {
+        normalise<T>(row, norm, call_.eps, call_.inner, to + r * call_.inner);
+        row = to + r * call_.inner;
+      }
+      rows[r] = reinterpret_cast<const uint32_t*>(row);
+    }
+    pack_rows(rows, chunk.rows, words_, packed + chunk.at);
   }
 
-  void piece(const Block& block, int64_t index, int64_t panel) const {
+  // A chunk's products with a panel.
+  void piece(const uint32_t* x, const Block& block, int64_t index, int64_t panel) const {
     const Chunk& chunk = memory_.chunks[index];
-    const int64_t column = panel * PANEL, count = std::min<int64_t>(PANEL, call_.outer - column);
     const uint32_t* weight = call_.weight + (chunk.part * panels_ + panel) * words_ * PANEL;
     const int64_t chunks = block.last - block.first, mine = words_ / chunks * PANEL;
     const Ahead ahead = {weight + words_ * PANEL + (index - block.first) * mine,
                          int(PANEL / chunks)};
+    const int64_t columns = call_.into == Into::GATE ? LANES : PANEL;
+    auto* to = static_cast<Out*>(call_.out) + call_.part[chunk.part].out +
+               chunk.first * call_.out_stride + panel * columns;
+    const int64_t out_columns = call_.into == Into::GATE ? call_.outer / 2 : call_.outer;
+    const int64_t count = std::min(columns, out_columns - panel * columns);
     Floats bias[PANEL_VECTORS] = {};
-    if (call_.bias) {
-      const auto* from = static_cast<const typename T::Element*>(call_.bias) + column;
-      for (int64_t i = 0; i < count; ++i) bias[i / LANES][i % LANES] = T::widen_one(from[i]);
-    }
-    auto* to = static_cast<typename To::Element*>(call_.out) + call_.part[chunk.part].out +
-               chunk.first * call_.out_stride + column;
+    if (call_.bias) read_bias(panel, bias);
     with_count(chunk.rows, [&](auto rows) {
       constexpr int R = decltype(rows)::value;
       Floats y[R][PANEL_VECTORS];
-      multiply<T, R>(x_ + chunk.at, weight, words_, ahead, y);
+      multiply<T, R>(x + chunk.at, weight, words_, ahead, y);
       for (int r = 0; r < R; ++r, to += call_.out_stride) {
         if (call_.bias)
           for (int v = 0; v < PANEL_VECTORS; ++v) y[r][v] += bias[v];
-        put<To>(to, y[r], count);
+        put(to, y[r], count);
       }
     });
+  }
+
+  void read_bias(int64_t panel, Floats (&bias)[PANEL_VECTORS]) const {
+    for (int64_t i = 0; i < PANEL; ++i) {
+      const int64_t output = output_at(panel, i, call_.outer, call_.into == Into::GATE);
+      if (output < call_.outer)
+        bias[i / LANES][i % LANES] = T::widen_one(static_cast<const In*>(call_.bias)[output]);
+    }
+  }
+
+  void put(Out* to, Floats (&y)[PANEL_VECTORS], int64_t count) const {
+    if (call_.into == Into::GATE) return narrow_some<To>(to, silu(y[0]) * y[1], count);
+    for (int v = 0; v < PANEL_VECTORS; ++v, to += LANES, count -= LANES) {
+      if (call_.into == Into::ADD) y[v] += widen_some<To>(to, count);
+      narrow_some<To>(to, y[v], count);
+    }
   }
 
   const Linear& call_;
   const int64_t words_, panels_;
   Memory& memory_;
-  int64_t rows_ = 0;
-  uint32_t* x_ = nullptr;
+  int64_t rows_ = 0, packed_ = 0;  // rows of all parts, and the words that they take when packed
 };
 
 template <class T, class To>
@@ -195,7 +254,7 @@ void pack_panels(const PackLinear& call) {
     const int64_t matrix = task / per_matrix, panel = task % per_matrix;
     Element* to = reinterpret_cast<Element*>(call.out + task * words * PANEL);
     for (int64_t i = 0; i < PANEL; ++i) {
-      const int64_t row = panel * PANEL + i;
+      const int64_t row = output_at(panel, i, call.outer, call.gated);
       const Element* from =
           static_cast<const Element*>(call.weight) + matrix * call.strides[0] + row * call.strides[1];
       for (int64_t k = 0; k < call.inner; ++k)

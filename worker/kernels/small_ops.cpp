@@ -1,8 +1,8 @@
 // What stands between the large products: each reads its rows once and rounds once.
 
 #include "kernels.h"
+#include "rows.h"
 #include "team.h"
-#include "tiles.h"
 
 namespace antiphon {
 namespace {
@@ -18,58 +18,28 @@ void for_rows(int64_t rows, int64_t numbers, int threads, Row row) {
   });
 }
 
-// The first `count` of LANES elements as floats, the rest 0; and back.
-template <class T>
-Floats widen_some(const typename T::Element* p, int64_t count) {
-  if (count >= LANES) return T::widen(p);
-  float some[LANES] = {};
-  for (int64_t i = 0; i < count; ++i) some[i] = T::widen_one(p[i]);
-  return load(some);
-}
-template <class T>
-void narrow_some(typename T::Element* p, Floats x, int64_t count) {
-  if (count >= LANES) return T::narrow(p, x);
-  for (int64_t i = 0; i < count; ++i) p[i] = T::narrow_one(x[i]);
-}
-
-template <class T>
-void add_row(typename T::Element* x, const typename T::Element* delta, int64_t n) {
-  for (int64_t c = 0; c < n; c += LANES)
-    narrow_some<T>(x + c, widen_some<T>(x + c, n - c) + widen_some<T>(delta + c, n - c), n - c);
-}
-
 template <class T>
 void add_rows(const Add& call) {
   using Element = typename T::Element;
-  for_rows(call.rows, call.rows * call.size, call.threads, [&](int64_t i) {
-    add_row<T>(static_cast<Element*>(call.x) + i * call.x_stride,
-               static_cast<const Element*>(call.delta) + i * call.delta_stride, call.size);
+  const int64_t n = call.size;
+  for_rows(call.rows, call.rows * n, call.threads, [&](int64_t i) {
+    Element* x = static_cast<Element*>(call.x) + i * call.x_stride;
+    const Element* delta = static_cast<const Element*>(call.delta) + i * call.delta_stride;
+    for (int64_t c = 0; c < n; c += LANES)
+      narrow_some<T>(x + c, widen_some<T>(x + c, n - c) + widen_some<T>(delta + c, n - c), n - c);
   });
 }
 
 template <class T>
 void rms_norm_rows(const RmsNorm& call) {
   using Element = typename T::Element;
-  const int64_t n = call.size;
   const auto* weight = static_cast<const Element*>(call.weight);
-  for_rows(call.outer, call.outer * call.inner * n, call.threads, [&](int64_t i) {
-    for (int64_t j = 0; j < call.inner; ++j) {
-      auto* x = static_cast<Element*>(call.x) + i * call.x_strides[0] + j * call.x_strides[1];
-      auto* out =
-          static_cast<Element*>(call.out) + i * call.out_strides[0] + j * call.out_strides[1];
-      if (call.delta)
-        add_row<T>(x, static_cast<const Element*>(call.delta) + i * call.delta_stride, n);
-      Floats squares = {};
-      for (int64_t c = 0; c < n; c += LANES) {
-        const Floats part = widen_some<T>(x + c, n - c);
-        squares += part * part;
-      }
-      const Floats factor = splat(1.f / __builtin_sqrtf(sum_lanes(squares) / n + call.eps));
-      for (int64_t c = 0; c < n; c += LANES)
-        narrow_some<T>(
-            out + c, widen_some<T>(x + c, n - c) * factor * widen_some<T>(weight + c, n - c),
-            n - c);
-    }
+  for_rows(call.outer, call.outer * call.inner * call.size, call.threads, [&](int64_t i) {
+    for (int64_t j = 0; j < call.inner; ++j)
+      normalise<T>(
+          static_cast<const Element*>(call.x) + i * call.x_strides[0] + j * call.x_strides[1],
+          weight, call.eps, call.size,
+          static_cast<Element*>(call.out) + i * call.out_strides[0] + j * call.out_strides[1]);
   });
 }
 
@@ -86,22 +56,6 @@ void rotate_rows(const Rotate& call) {
         x[2 * p] = T::narrow_one(a * cos - b * sin);
         x[2 * p + 1] = T::narrow_one(a * sin + b * cos);
       }
-    }
-  });
-}
-
-template <class T>
-void silu_mul_rows(const SiluMul& call) {
-  using Element = typename T::Element;
-  const int64_t n = call.size;
-  for_rows(call.rows, call.rows * n, call.threads, [&](int64_t i) {
-    const Element* gate = static_cast<const Element*>(call.x) + i * call.x_stride;
-    const Element* up = gate + n;
-    Element* out = static_cast<Element*>(call.out) + i * n;
-    for (int64_t c = 0; c < n; c += LANES) {
-      const Floats x = widen_some<T>(gate + c, n - c);
-      const Floats below = splat(1.f) + exp2(x * splat(-1.4426950408889634f));
-      narrow_some<T>(out + c, x / below * widen_some<T>(up + c, n - c), n - c);
     }
   });
 }
@@ -148,13 +102,6 @@ void rotate(const Rotate& call) {
     rotate_rows<Bf16>(call);
   else
     rotate_rows<Fp32>(call);
-}
-
-void silu_mul(const SiluMul& call) {
-  if (call.type == Type::BF16)
-    silu_mul_rows<Bf16>(call);
-  else
-    silu_mul_rows<Fp32>(call);
 }
 
 void argmax(const Argmax& call) {

@@ -123,28 +123,44 @@ inline void pack_value_rows(Fp32, const uint32_t* row, const uint32_t*, int colu
   for (int c = 0; c < columns; c += LANES) store_words(to + c, load_some(row + c, columns - c));
 }
 
+// The halves of a's words beside those of b's: column by column.
+inline void interleave(Words a, Words b, Words* out) {
+#ifdef ANTIPHON_AVX512
+  // halves 0 32 1 33 .. of the pair
+  const __m512i low = (__m512i)(HALVES_UP + splat_word(0x00200000u));
+  const __m512i high = (__m512i)(HALVES_UP + splat_word(0x00300010u));
+  out[0] = (Words)_mm512_permutex2var_epi16((__m512i)a, low, (__m512i)b);
+  out[1] = (Words)_mm512_permutex2var_epi16((__m512i)a, high, (__m512i)b);
+#else
+  const Words even = (a & 0xffffu) | (b << 16);  // columns 0 2 4 ..
+  const Words odd = (a >> 16) | (b & 0xffff0000u);  // columns 1 3 5 ..
+  for (int i = 0; i < 2 * LANES; ++i)
+    out[i / LANES][i % LANES] = i % 2 ? odd[i / 2] : even[i / 2];
+#endif
+}
+
 // Two rows side by side; `second` may be null and is 0 then.
 inline void pack_value_rows(
     Bf16, const uint32_t* first, const uint32_t* second, int columns, uint32_t* to) {
   for (int c = 0; c < columns; c += 2 * LANES) {
     const int words = (columns - c) / 2;
     const Words a = load_some(first + c / 2, words);
-    const Words b = second ? load_some(second + c / 2, words) : Words{};
-#ifdef ANTIPHON_AVX512
-    // halves 0 32 1 33 .. of the pair: columns 0 0 1 1 ..
-    const __m512i low = (__m512i)(HALVES_UP + splat_word(0x00200000u));
-    const __m512i high = (__m512i)(HALVES_UP + splat_word(0x00300010u));
-    store_words(to + c, (Words)_mm512_permutex2var_epi16((__m512i)a, low, (__m512i)b));
-    if (c + LANES < columns)
-      store_words(to + c + LANES, (Words)_mm512_permutex2var_epi16((__m512i)a, high, (__m512i)b));
-#else
-    const Words even = (a & 0xffffu) | (b << 16);  // columns 0 2 4 ..
-    const Words odd = (a >> 16) | (b & 0xffff0000u);  // columns 1 3 5 ..
-    for (int i = 0; i < std::min(2 * LANES, int(round_up(columns - c, LANES))); i += 2) {
-      to[c + i] = even[i / 2];
-      to[c + i + 1] = odd[i / 2];
-    }
-#endif
+    Words out[2];
+    interleave(a, second ? load_some(second + c / 2, words) : Words{}, out);
+    store_words(to + c, out[0]);
+    if (c + LANES < columns) store_words(to + c + LANES, out[1]);
+  }
+}
+
+// The same for TILE_KEYS columns, in registers.
+inline void value_words(Fp32, const uint32_t* row, const uint32_t*, Words (&out)[VECTORS]) {
+  for (int v = 0; v < VECTORS; ++v) out[v] = load_words(row + v * LANES);
+}
+inline void value_words(
+    Bf16, const uint32_t* first, const uint32_t* second, Words (&out)[VECTORS]) {
+  for (int v = 0; v < VECTORS; v += 2) {
+    const int at = v / 2 * LANES;
+    interleave(load_words(first + at), second ? load_words(second + at) : Words{}, out + v);
   }
 }
 
@@ -201,6 +217,27 @@ void mix_tile(const uint32_t* p, int64_t p_stride, const uint32_t* values, int64
   }
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < N; ++v) store(out + r * out_stride + v * LANES, acc[r][v]);
+}
+
+// The same over values where they lie, TILE_KEYS columns of n rows: for a few rows of weights packing
+// would be a detour. `row(i)` is where row i begins.
+template <class T, int R, class Row, class Between>
+void mix_rows(const uint32_t* p, int64_t p_stride, Row row, int n, int words, float* out,
+              int64_t out_stride, Between between) {
+  Floats acc[R][VECTORS];
+  clear(acc);
+  for (int w = 0; w < words; ++w) {
+    between();
+    const int i = w * T::PER_WORD;
+    Words b[VECTORS];
+    value_words(T{}, row(i), i + 1 < n ? row(i + 1) : nullptr, b);
+    for (int r = 0; r < R; ++r) {
+      const uint32_t a = p[r * p_stride + w];
+      for (int v = 0; v < VECTORS; ++v) acc[r][v] = T::multiply_add(acc[r][v], a, b[v]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < VECTORS; ++v) store(out + r * out_stride + v * LANES, acc[r][v]);
 }
 
 // All columns of a value tile.

@@ -101,6 +101,10 @@ inline Floats exp2(Floats x) {
 #endif
 }
 
+inline Floats silu(Floats x) {
+  return x / (splat(1.f) + exp2(x * splat(-1.4426950408889634f)));
+}
+
 // What the kernels need to know of an element type. A word holds one fp32 or two bf16 numbers.
 struct Fp32 {
   using Element = float;

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from worker.layers.linear import Linear
+from worker.layers.norm import Normed
 from worker.layers.parameter import Slot, Slots
 
 
@@ -46,5 +47,5 @@ class LmHead:
     def pack(self) -> None:
         self._linear.pack()
 
-    def __call__(self, x: Float[Tensor, "L hidden"]) -> Float[Tensor, "L vocab"]:
+    def __call__(self, x: Float[Tensor, "L hidden"] | Normed) -> Float[Tensor, "L vocab"]:
         return self._linear(x)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int32
 from torch import Tensor
 
+from worker.kernels import ops
 from worker.layers.linear import can_pack
 from worker.layers.parameter import Slot, Slots
 
@@ -16,12 +17,21 @@ from worker.layers.parameter import Slot, Slots
 class GroupedLinear:
     """``groups`` matrices of the same shape, run in one call. Loaded dense, then packed once.
 
-    ``parts`` names what is fused in every matrix, as in Linear. Packed, a row's result is the same
-    bits whatever it is batched with.
+    ``parts`` names what is fused in every matrix, and ``gated`` is, as in Linear. Packed, a row's
+    result is the same bits whatever it is batched with.
     """
 
-    def __init__(self, groups: int, inner: int, parts: dict[str, int], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        groups: int,
+        inner: int,
+        parts: dict[str, int],
+        dtype: torch.dtype,
+        *,
+        gated: bool = False,
+    ) -> None:
         self._parts = parts
+        self._gated = gated
         self._outer = sum(parts.values())
         self._weight = torch.empty(groups, self._outer, inner, dtype=dtype)
         self._packed: Int32[Tensor, "groups words"] | None = None
@@ -37,7 +47,7 @@ class GroupedLinear:
     def pack(self) -> None:
         """Replace the dense weights by the kernels' layout. Slots handed out become stale."""
         if can_pack(self._weight):
-            self._packed = torch.ops.antiphon.pack_linear(self._weight)
+            self._packed = torch.ops.antiphon.pack_linear(self._weight, self._gated)
             self._weight = self._weight.new_empty(0)
 
     def __call__(
@@ -48,11 +58,13 @@ class GroupedLinear:
         The counts add up to ``rows``.
         """
         if self._packed is not None:
-            y: Tensor = torch.ops.antiphon.linear_groups(x, self._packed, self._outer, counts)
+            y: Tensor = torch.ops.antiphon.linear_groups(
+                x, self._packed, self._outer, counts, self._gated
+            )
             return y
         out = x.new_empty(x.shape[0], self._outer)
         start = 0
         for weight, count in zip(self._weight, counts, strict=True):
             out[start : start + count] = F.linear(x[start : start + count], weight)
             start += count
-        return out
+        return ops.silu_mul(out) if self._gated else out

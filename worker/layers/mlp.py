@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from worker.kernels import ops
 from worker.layers.linear import Linear
+from worker.layers.norm import Normed
 from worker.layers.parameter import Slots
 
 
@@ -18,7 +18,7 @@ class GatedMlp:
         self, hidden: int, intermediate: int, dtype: torch.dtype, *, bias: bool = False
     ) -> None:
         parts = {"gate_proj": intermediate, "up_proj": intermediate}
-        self._gate_up = Linear(hidden, parts, dtype, bias=bias)
+        self._gate_up = Linear(hidden, parts, dtype, bias=bias, gated=True)
         self._down = Linear(intermediate, {"down_proj": hidden}, dtype, bias=bias)
 
     def slots(self, prefix: str) -> Slots:
@@ -29,5 +29,8 @@ class GatedMlp:
         self._gate_up.pack()
         self._down.pack()
 
-    def __call__(self, x: Float[Tensor, "T hidden"]) -> Float[Tensor, "T hidden"]:
-        return self._down(ops.silu_mul(self._gate_up(x)))
+    def add_to(
+        self, onto: Float[Tensor, "T hidden"], x: Float[Tensor, "T hidden"] | Normed
+    ) -> None:
+        """Add the result to ``onto`` in place."""
+        self._down.add_to(onto, self._gate_up(x))

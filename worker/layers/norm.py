@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from worker.kernels import ops
 from worker.layers.parameter import Slot, Slots
+
+
+@dataclass(frozen=True, slots=True)
+class Normed:
+    """Rows that are normalised where they are used; ``x`` must not change before that."""
+
+    x: Float[Tensor, "rows size"]
+    weight: Float[Tensor, "size"]
+    eps: float
+
+    def now(self) -> Float[Tensor, "rows size"]:
+        return ops.rms_norm(self.x, self.weight, self.eps)
 
 
 class RMSNorm:
@@ -30,8 +44,6 @@ class RMSNorm:
         """The same, written over ``x``, which may be a view."""
         return ops.rms_norm_(x, self._weight, self._eps)
 
-    def of_sum(
-        self, x: Float[Tensor, "rows size"], delta: Float[Tensor, "rows size"]
-    ) -> Float[Tensor, "rows size"]:
-        """Add ``delta`` to ``x`` in place, and normalise the sum."""
-        return ops.add_rms_norm(x, delta, self._weight, self._eps)
+    def later(self, x: Float[Tensor, "rows size"]) -> Normed:
+        """The same, for a Linear, which normalises the rows while it packs them."""
+        return Normed(x, self._weight, self._eps)

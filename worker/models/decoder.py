@@ -12,9 +12,8 @@ from torch import Tensor
 
 from worker.attention.base import AttentionBackend
 from worker.cache.kv_pool import KVPool
-from worker.kernels import ops
 from worker.layers.embedding import Embedding, LmHead
-from worker.layers.norm import RMSNorm
+from worker.layers.norm import Normed, RMSNorm
 from worker.layers.parameter import Slots
 from worker.layers.rope import Rope
 from worker.model_spec import ModelSpec
@@ -31,8 +30,8 @@ class Attention(Protocol):
 
     def pack(self) -> None: ...
 
-    def __call__(self, x: Float[Tensor, "T hidden"], context: Context) -> Float[Tensor, "A hidden"]:
-        """``A`` is ``T``, or the tokens of ``context.asking``."""
+    def add_to(self, onto: Float[Tensor, "A hidden"], x: Normed, context: Context) -> None:
+        """Add the result for T tokens to ``onto``: ``A`` is T, or those of ``context.asking``."""
         ...
 
 
@@ -44,7 +43,7 @@ class Mlp(Protocol):
 
     def pack(self) -> None: ...
 
-    def __call__(self, x: Float[Tensor, "T hidden"]) -> Float[Tensor, "T hidden"]: ...
+    def add_to(self, onto: Float[Tensor, "T hidden"], x: Normed) -> None: ...
 
 
 class Layer:
@@ -68,9 +67,10 @@ class Layer:
 
     def __call__(self, x: Float[Tensor, "T hidden"], context: Context) -> Float[Tensor, "A hidden"]:
         """Add both halves to the residual stream ``x``, in place or to a copy of who asks."""
-        attended = self._attention(self._before_attention(x), context)
-        x = context.of_asking(x)
-        return ops.add_(x, self._mlp(self._before_mlp.of_sum(x, attended)))
+        out = context.of_asking(x)
+        self._attention.add_to(out, self._before_attention.later(x), context)
+        self._mlp.add_to(out, self._before_mlp.later(out))
+        return out
 
 
 class Decoder:
@@ -115,4 +115,4 @@ class Decoder:
         else:
             last = replace(context, plan=self._backend.plan(ends.step), asking=ends.asking)
             x = self._stack.to_ends(x, context, last).index_select(0, ends.logit_rows)
-        return self._head(self._norm(x))
+        return self._head(self._norm.later(x))

@@ -11,7 +11,7 @@ from torch import Tensor
 from worker.attention.base import AttentionBackend
 from worker.kernels import ops
 from worker.layers.linear import Linear
-from worker.layers.norm import RMSNorm
+from worker.layers.norm import Normed, RMSNorm
 from worker.layers.parameter import Slots, neighbour_rows
 from worker.model_spec import ModelSpec
 from worker.models.context import Context
@@ -59,8 +59,9 @@ class GroupedQueryAttention:
         self._qkv.pack()
         self._out.pack()
 
-    def __call__(self, x: Float[Tensor, "T hidden"], context: Context) -> Float[Tensor, "A hidden"]:
-        qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)  # [T, heads + 2 kv_heads, dim]
+    def add_to(self, onto: Float[Tensor, "A hidden"], x: Normed, context: Context) -> None:
+        """See Attention."""
+        qkv = self._qkv(x).view(x.x.shape[0], -1, self._head_dim)  # [T, heads + 2 kv_heads, dim]
         turned = qkv[:, : self._heads + self._kv_heads]
         if self._head_norms is not None:
             q_norm, k_norm = self._head_norms
@@ -76,4 +77,4 @@ class GroupedQueryAttention:
             context.pool,
             1.0 / math.sqrt(self._head_dim),
         )
-        return self._out(out.flatten(1))
+        self._out.add_to(onto, out.flatten(1))

@@ -11,7 +11,7 @@ from torch import Tensor
 from worker.attention.base import AttentionBackend, LatentUp
 from worker.kernels import ops
 from worker.layers.linear import Linear
-from worker.layers.norm import RMSNorm
+from worker.layers.norm import Normed, RMSNorm
 from worker.layers.parameter import Slot, Slots, neighbour_rows
 from worker.layers.rope import softmax_scale
 from worker.model_spec import MlaSpec, ModelSpec
@@ -76,12 +76,13 @@ class LatentAttention:
         self._packed_up = self._backend.pack(self._up)
         self._out.pack()
 
-    def __call__(self, x: Float[Tensor, "T hidden"], context: Context) -> Float[Tensor, "A hidden"]:
+    def add_to(self, onto: Float[Tensor, "A hidden"], x: Normed, context: Context) -> None:
+        """See Attention."""
         mla = self._spec
         down = self._down(x)
         q, latent = down[:, : -mla.latent_dim], down[:, -mla.latent_dim :]
         if self._q_norm is not None and self._q_up is not None:
-            q = self._q_up(self._q_norm(q))
+            q = self._q_up(self._q_norm.later(q))
         q = q.view(q.shape[0], self._heads, -1)  # [T, heads, nope + rope]
         ops.rotate_(q[..., mla.nope_dim :], context.rotations)
         self._kv_norm.in_place(latent[:, : mla.kv_lora_rank])
@@ -95,7 +96,7 @@ class LatentAttention:
             context.pool,
             self._scale,
         )
-        return self._out(out.flatten(1))
+        self._out.add_to(onto, out.flatten(1))
 
 
 def _row_orders(spec: ModelSpec, mla: MlaSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

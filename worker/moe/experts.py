@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor, dtype as DType
 
-from worker.kernels import ops
 from worker.layers.grouped import GroupedLinear
 from worker.layers.parameter import Slots
 
@@ -18,7 +17,7 @@ class Experts:
     def __init__(self, count: int, hidden: int, intermediate: int, dtype: DType) -> None:
         self._count = count
         parts = {"gate_proj": intermediate, "up_proj": intermediate}
-        self._gate_up = GroupedLinear(count, hidden, parts, dtype)
+        self._gate_up = GroupedLinear(count, hidden, parts, dtype, gated=True)
         self._down = GroupedLinear(count, intermediate, {"down_proj": hidden}, dtype)
 
     def __len__(self) -> int:
@@ -36,4 +35,4 @@ class Experts:
         self, x: Float[Tensor, "R hidden"], counts: Sequence[int]
     ) -> Float[Tensor, "R hidden"]:
         """``x`` has ``counts[0]`` rows for expert 0, then ``counts[1]`` for expert 1, and so on."""
-        return self._down(ops.silu_mul(self._gate_up(x, counts)), counts)
+        return self._down(self._gate_up(x, counts), counts)

@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from worker.kernels import ops
 from worker.layers.mlp import GatedMlp
+from worker.layers.norm import Normed
 from worker.layers.parameter import Slots
 from worker.model_spec import MoeSpec
 from worker.moe.experts import Experts
@@ -48,11 +50,15 @@ class MoeLayer:
         if self._shared is not None:
             self._shared.pack()
 
-    def __call__(self, x: Float[Tensor, "T hidden"]) -> Float[Tensor, "T hidden"]:
-        routing = self._gate(x)
-        grouped = group(x, routing, len(self._experts))
+    def add_to(self, onto: Float[Tensor, "T hidden"], x: Normed) -> None:
+        """Add the result to ``onto`` in place."""
+        rows = x.now()
+        routing = self._gate(rows)
+        grouped = group(rows, routing, len(self._experts))
         out = combine(self._experts(grouped.x, grouped.counts), grouped, routing)
-        return out if self._shared is None else out.add_(self._shared(x))
+        if self._shared is not None:
+            self._shared.add_to(out, rows)
+        ops.add_(onto, out)
 
 
 def group(x: Float[Tensor, "T hidden"], routing: Routing, experts: int) -> Grouped:

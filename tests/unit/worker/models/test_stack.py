@@ -76,8 +76,8 @@ def test_replayed_steps_give_the_same_bits(folder, dtype, seed, monkeypatch):
 def test_each_size_is_recorded_once_and_replayed_after_that(folder, monkeypatch):
     model, pool = load(folder)
     calls = []
-    silu = ops.silu_mul
-    monkeypatch.setattr(ops, "silu_mul", lambda x: calls.append(len(x)) or silu(x))
+    rotate = ops.rotate_
+    monkeypatch.setattr(ops, "rotate_", lambda x, by: calls.append(len(x)) or rotate(x, by))
     rows = [Row(list(range(3, 40)), range(100 * i, 100 * i + 40)) for i in range(3)]
     advance(model, pool, [(rows[0], 3)])
     assert calls == [3] * 3  # one a layer
@@ -108,11 +108,11 @@ def test_long_steps_are_not_recorded(folder, monkeypatch):
 def test_what_a_replay_would_leave_out_is_never_recorded(folder, monkeypatch):
     """A plain torch operator between the kernels: the step still comes out right, every time."""
 
-    def by_torch(x):
-        gate, up = x.chunk(2, dim=-1)
-        return torch.nn.functional.silu(gate).mul_(up)
+    def by_torch(x, rotations):
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        return x.copy_(torch.view_as_real(pairs * rotations).flatten(-2))
 
-    monkeypatch.setattr(ops, "silu_mul", by_torch)
+    monkeypatch.setattr(ops, "rotate_", by_torch)
     recorded = history(*load(folder), 1)
     unrecorded(monkeypatch)
     for ours, plain in zip(recorded, history(*load(folder), 1), strict=True):

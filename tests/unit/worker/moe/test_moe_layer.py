@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.support.specs import mixture
+from worker.layers.norm import Normed
 from worker.moe.gate import Routing, route
 from worker.moe.layer import MoeLayer, combine, group
 
@@ -27,17 +28,20 @@ def test_layer_equals_a_loop_over_tokens(tokens, shared):
         weights[name] = torch.randn(slot.shape) / 5
         slot.fill(weights[name])
     layer.pack()
-    x = torch.randn(tokens, 24)
+    normed = Normed(torch.randn(tokens, 24), torch.rand(24), 1e-5)
+    x = normed.now()
     bias = weights["mlp.gate.e_score_correction_bias"]
     routing = route(spec, F.linear(x, weights["mlp.gate.weight"]), bias)
-    expected = torch.zeros_like(x)
+    stream = torch.randn(tokens, 24)
+    expected = stream.clone()
     for t in range(tokens):
         for expert, weight in zip(routing.experts[t], routing.weights[t], strict=True):
             expected[t] += weight * mlp(weights, f"mlp.experts.{expert}", x[t : t + 1])[0]
     if shared:
         expected += mlp(weights, "mlp.shared_experts", x)
         assert weights["mlp.shared_experts.up_proj.weight"].shape == (32, 24)
-    torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
+    layer.add_to(stream, normed)
+    torch.testing.assert_close(stream, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_grouping_sorts_copies_by_expert():
