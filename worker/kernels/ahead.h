@@ -31,7 +31,7 @@ class Ahead {
     return keys == parts_[0].base && slots == first_ ? slots_ - first_ : 0;
   }
 
-  void operator()() {
+  [[gnu::always_inline]] void operator()() {
     if (slots_ == end_) return;
     __builtin_prefetch(row_, 0, 2);
     row_ += 64;  // a cache line

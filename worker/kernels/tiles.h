@@ -182,10 +182,13 @@ template <int R, int N>
     for (int v = 0; v < N; ++v) sums[r][v] = Floats{};
 }
 
+// The three products are functions of their own: inlined into what calls them, for every number of
+// rows, they would be short of registers.
+
 // out[r][i] = a_r · key_i for the TILE_KEYS keys of a tile. `a` is packed [words][R]. `between` is
 // called again and again: there is time for a load between the products.
 template <class T, int R, class Between>
-void dot_tile(const uint32_t* a, const uint32_t* keys, int words, float* out, int64_t out_stride,
+[[gnu::noinline]] void dot_tile(const uint32_t* a, const uint32_t* keys, int words, float* out, int64_t out_stride,
               Between between) {
   Floats acc[R][VECTORS];
   clear(acc);
@@ -202,7 +205,7 @@ void dot_tile(const uint32_t* a, const uint32_t* keys, int words, float* out, in
 
 // out[r][c] = sum over i of p[r][i] * value_i[c], for LANES * N columns and `words` words of rows.
 template <class T, int R, int N, class Between>
-void mix_tile(const uint32_t* p, int64_t p_stride, const uint32_t* values, int64_t value_stride,
+[[gnu::noinline]] void mix_tile(const uint32_t* p, int64_t p_stride, const uint32_t* values, int64_t value_stride,
               int words, float* out, int64_t out_stride, Between between) {
   Floats acc[R][N];
   clear(acc);
@@ -222,7 +225,7 @@ void mix_tile(const uint32_t* p, int64_t p_stride, const uint32_t* values, int64
 // The same over values where they lie, TILE_KEYS columns of n rows: for a few rows of weights packing
 // would be a detour. `row(i)` is where row i begins.
 template <class T, int R, class Row, class Between>
-void mix_rows(const uint32_t* p, int64_t p_stride, Row row, int n, int words, float* out,
+[[gnu::noinline]] void mix_rows(const uint32_t* p, int64_t p_stride, Row row, int n, int words, float* out,
               int64_t out_stride, Between between) {
   Floats acc[R][VECTORS];
   clear(acc);
