@@ -1,15 +1,19 @@
-"""The one or two legs of an attempt, open at the same time, as one sequence of events."""
+"""The one or two legs of an attempt, open at the same time, as one sequence of events.
+
+Two legs have a task each, which puts what comes into a queue. A leg that is alone is read by
+whoever waits for its events: a task and a queue would double what a token costs here.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Self
 
-from core.errors import RankLost
+from core.errors import AntiphonError, RankLost
 from core.wire import FinishReason, Role, TokenChunk, TokenRequest
 from router.replicas import Replica
 
@@ -38,12 +42,13 @@ class Legs:
     """
 
     def __init__(self, replicas: tuple[Replica, ...], request: TokenRequest) -> None:
-        self._replicas = replicas
         self._request = request
-        self._events: asyncio.Queue[Arrived | Ended] = asyncio.Queue()
+        self._streams = [(leg, leg.client.stream(request)) for leg in replicas]
         self._tasks: list[asyncio.Task[None]] = []
+        self._events: asyncio.Queue[Arrived | Ended] = asyncio.Queue()  # of the tasks
         self._open = len(replicas)
-        self._handed_over: list[Replica] = []  # legs that ended and left the rest to the other
+        self._said_all: list[Replica] = []
+        self._handed_over: list[Replica] = []  # legs of those that left the rest to the other
         self._finished = False
         self._failed = False
         self._local = False  # the decode leg needs no KV
@@ -54,15 +59,16 @@ class Legs:
         return self._open > 0
 
     async def next(self) -> Arrived | Ended:
-        event = await self._events.get()
+        event = await (self._events.get() if self._tasks else self._read(*self._streams[0]))
         self._open -= isinstance(event, Ended)
         return event
 
     async def __aenter__(self) -> Self:
-        for replica in self._replicas:
-            task = asyncio.create_task(self._pump(replica))
-            task.add_done_callback(partial(self._ended, replica))
-            self._tasks.append(task)
+        if len(self._streams) > 1:
+            for leg, chunks in self._streams:
+                task = asyncio.create_task(self._pump(leg, chunks))
+                task.add_done_callback(partial(self._pumped, leg))
+                self._tasks.append(task)
         return self
 
     async def __aexit__(
@@ -72,34 +78,54 @@ class Legs:
         trace: TracebackType | None,
     ) -> None:
         enough = kind is GeneratorExit and not self._failed  # such as a stop string
-        for leg, task in zip(self._replicas, self._tasks, strict=True):
-            if enough and not task.done():
+        for leg, _ in self._streams:
+            if enough and leg not in self._said_all:
                 leg.client.abort(self._request.rid, done=True)
+        for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _, chunks in self._streams:
+            await chunks.aclose()
         if not self._finished or self._local:
             for leg in self._handed_over:
                 leg.client.abort(self._request.rid, done=enough)
 
-    async def _pump(self, leg: Replica) -> None:
-        finish, last = None, False
-        async with aclosing(leg.client.stream(self._request)) as chunks:
-            async for chunk in chunks:
-                finish = chunk.finish
-                self._local |= leg.role is Role.DECODE and _is_first(self._request, chunk)
-                last = chunk.last or finish is not None
-                self._finished |= finish not in {None, FinishReason.ERROR}
-                self._failed |= finish is FinishReason.ERROR
-                self._events.put_nowait(Arrived(leg, chunk))
-        if not last:
-            raise RankLost(f"{leg.client.incarnation} ended the stream without a reason")
-        if finish is None:
-            self._handed_over.append(leg)
+    async def _read(
+        self, leg: Replica, chunks: AsyncGenerator[TokenChunk, None]
+    ) -> Arrived | Ended:
+        """The next event of one leg; raises what nobody foresaw."""
+        error: AntiphonError | None = None
+        try:
+            return self._arrived(leg, await anext(chunks))
+        except StopAsyncIteration:
+            if leg not in self._said_all:
+                name = leg.client.incarnation
+                error = RankLost(f"{name} ended the stream without a reason")
+        except AntiphonError as raised:
+            error = raised
+        self._failed |= error is not None
+        return Ended(leg, error)
 
-    def _ended(self, leg: Replica, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():
-            error = task.exception()
-            self._failed |= error is not None
+    def _arrived(self, leg: Replica, chunk: TokenChunk) -> Arrived:
+        finish = chunk.finish
+        self._local |= leg.role is Role.DECODE and _is_first(self._request, chunk)
+        self._finished |= finish not in {None, FinishReason.ERROR}
+        self._failed |= finish is FinishReason.ERROR
+        if chunk.last or finish is not None:
+            self._said_all.append(leg)
+            if finish is None:
+                self._handed_over.append(leg)
+        return Arrived(leg, chunk)
+
+    async def _pump(self, leg: Replica, chunks: AsyncGenerator[TokenChunk, None]) -> None:
+        event: Arrived | Ended | None = None
+        while not isinstance(event, Ended):
+            event = await self._read(leg, chunks)
+            self._events.put_nowait(event)
+
+    def _pumped(self, leg: Replica, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            self._failed = True
             self._events.put_nowait(Ended(leg, error))
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from core.errors import EngineError
+from core.inbox import Inbox
 from core.wire import FinishReason, TokenChunk
 from router.choice import Choice
 from router.meter import RequestMeter
@@ -16,7 +17,8 @@ from router.text.request import TextEvent, TextUsage
 # the prefix cache; for shorter prompts the wait costs more than computing them again.
 LEAD_PROMPT_TOKENS = 64
 
-# What happens inside a TextStream.
+# What happens inside a TextStream: events, and the tasks that produced them, each when it is over;
+# None: stop.
 _Item = TextEvent | asyncio.Task[None] | None
 
 
@@ -76,16 +78,20 @@ class TextStream:
         self._choices = choices
         self._meter = meter
         self._timeout_s = timeout_s
-        self.timed_out = False
+        self._out_of_time = False
         self.cut = False  # ended by time or abort before every choice had ended
-        # Events, and the tasks that produced them, each when it is over; None: stop.
-        self._queue: asyncio.Queue[_Item] = asyncio.Queue()
+        self._inbox: Inbox[_Item] = Inbox()
         self._steps = self._run()
 
     @property
     def aborted(self) -> bool:
         """Whether it was left, or ran out of time, before every choice had ended."""
         return self.cut or self._unfinished
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it was cut because its time was over."""
+        return self.cut and self._out_of_time
 
     @property
     def finishes(self) -> list[FinishReason | None]:
@@ -101,7 +107,7 @@ class TextStream:
 
     def abort(self) -> None:
         """End it from outside: every choice that still runs ends with ABORT."""
-        self._queue.put_nowait(None)
+        self._inbox.put(None)
 
     async def aclose(self) -> None:
         """Stop every token stream that still runs."""
@@ -110,18 +116,12 @@ class TextStream:
     async def _run(self) -> AsyncGenerator[list[TextEvent], None]:
         tasks = [asyncio.create_task(self._pump(choice)) for choice in self._choices]
         for task in tasks:
-            task.add_done_callback(self._queue.put_nowait)
+            task.add_done_callback(self._inbox.put)
         running = len(tasks)
-        left = None if self._timeout_s is None else self._timeout_s - self._meter.age_s
-        deadline = None if left is None else asyncio.get_running_loop().time() + left
+        timer = self._start_timer()
         try:
             while running:
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        items = await self._some()
-                except TimeoutError:
-                    self.timed_out = self._unfinished
-                    items = [None]
+                items = await self._inbox.take()
                 ended = [item for item in items if isinstance(item, asyncio.Task)]
                 if events := [item for item in items if isinstance(item, TextEvent)]:
                     yield events
@@ -132,23 +132,27 @@ class TextStream:
                     self.cut = self._unfinished
                     break
         finally:
+            if timer is not None:
+                timer.cancel()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if late := self._late():
             yield late
 
-    async def _some(self) -> list[_Item]:
-        """Wait for the next item and take all that are there with it."""
-        items = [await self._queue.get()]
-        while not self._queue.empty():
-            items.append(self._queue.get_nowait())
-        return items
+    def _start_timer(self) -> asyncio.TimerHandle | None:
+        if self._timeout_s is None:
+            return None
+        left_s = self._timeout_s - self._meter.age_s
+        return asyncio.get_running_loop().call_later(left_s, self._time_out)
+
+    def _time_out(self) -> None:
+        self._out_of_time = True
+        self.abort()
 
     def _late(self) -> list[TextEvent]:
         """What came meanwhile, and a last event for each choice that had none."""
-        late = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
-        events = [item for item in late if isinstance(item, TextEvent)]
+        events = [item for item in self._inbox.rest() if isinstance(item, TextEvent)]
         open_choices = [c.choice for c in self._choices if not c.choice.done]
         return events + [choice.end(FinishReason.ABORT) for choice in open_choices]
 
@@ -162,7 +166,7 @@ class TextStream:
                 event = choice.absorb(chunk)
                 self._account(stream, chunk, choice.tokens - before)
                 if event is not None:
-                    self._queue.put_nowait(event)
+                    self._inbox.put(event)
                 if choice.done:
                     return
         raise EngineError(f"the token stream of choice {choice.index} ended without a reason")

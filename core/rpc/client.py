@@ -19,6 +19,7 @@ from core.codec import Codec, to_rank_codec, to_router_codec
 from core.dump import RankDump
 from core.errors import RankLost
 from core.handoffs import HandoffReport
+from core.inbox import Inbox
 from core.rpc.link import Outbox, Pulse, complain, converse, explain, is_beat
 from core.rpc.service import CHANNEL_OPTIONS, DUMP, SESSION, STATUS, path
 from core.wire import (
@@ -76,7 +77,7 @@ class RankClient:
         self._load = LoadReport()
         self._transfers: HandoffReport | None = None
         self._lost: str | None = None
-        self._streams: dict[str, asyncio.Queue[TokenChunk | None]] = {}
+        self._streams: dict[str, Inbox[TokenChunk | None]] = {}
         self._to_rank: Codec[ToRank] = to_rank_codec()
         self._to_router: Codec[ToRouter] = to_router_codec()
         self._status: Codec[RankStatus] = Codec(RankStatus)
@@ -139,16 +140,18 @@ class RankClient:
         if self._lost is not None:
             raise RankLost(f"{self.incarnation}: {self._lost}")
         assert rid not in self._streams, f"two streams with the id {rid}"
-        chunks = self._streams[rid] = asyncio.Queue()
+        inbox = self._streams[rid] = Inbox()
         self._send(Submit(request=request))
         ended = False
         try:
-            while not ended:
-                chunk = await chunks.get()
-                if chunk is None:
-                    raise RankLost(f"{self.incarnation}: {self._lost}")
-                ended = chunk.last or chunk.finish is not None
-                yield chunk
+            while True:
+                for chunk in await inbox.take():
+                    if chunk is None:
+                        raise RankLost(f"{self.incarnation}: {self._lost}")
+                    ended = chunk.last or chunk.finish is not None
+                    yield chunk
+                    if ended:
+                        return
         finally:
             if self._streams.pop(rid, None) is not None and not ended:
                 self.abort(rid)
@@ -207,13 +210,13 @@ class RankClient:
         self._transfers = report.transfers or self._transfers
         for chunk in report.chunks:
             if stream := self._streams.get(chunk.rid):
-                stream.put_nowait(chunk)
+                stream.put(chunk)
 
     def _end(self, reason: str) -> None:
         if self._lost is None:
             self._lost = reason
             for stream in self._streams.values():
-                stream.put_nowait(None)
+                stream.put(None)
 
 
 def _cancelled() -> bool:

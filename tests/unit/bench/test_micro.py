@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import pairwise
 
 import pytest
 
-from bench.micro import radix, sampler, scheduler
+from bench.micro import radix, sampler, scheduler, stream
 from bench.micro.timing import Times
 
 
@@ -30,6 +31,14 @@ def test_tables_have_equally_many_cells_in_every_row(lines):
     rows = [line for part in lines() for line in part.splitlines() if line.startswith("|")]
     assert len(rows) > 3
     assert all(a.count("|") == b.count("|") for a, b in pairwise(rows))
+
+
+def test_a_router_streams_from_a_rank_without_a_model():
+    async def rows() -> list[str]:
+        return [line async for line in stream.table(2, 0.001, 1) if line.startswith("| /v1/")]
+
+    completions, chat = asyncio.run(rows())
+    assert all(float(cell) > 0 for cell in (completions + chat).split("|") if "." in cell)
 
 
 def test_cases_of_the_sampler_differ_in_what_they_ask_for():
