@@ -57,19 +57,16 @@ struct Ahead {
 template <class T, int R>
 void multiply(const uint32_t* x, const uint32_t* panel, int64_t words, Ahead ahead,
               Floats (*out)[PANEL_VECTORS]) {
-  Floats sums[R][PANEL_VECTORS];
-  clear(sums);
+  Accumulator<T, R, PANEL_VECTORS> sums;
   for (int64_t w = 0; w < words; ++w, x += R, panel += PANEL, ahead.from += ahead.step) {
     Words b[PANEL_VECTORS];
     for (int v = 0; v < PANEL_VECTORS; ++v) {
       b[v] = load_words(panel + v * LANES);
       __builtin_prefetch(ahead.from + v * LANES, 0, 2);  // to the L2 cache
     }
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < PANEL_VECTORS; ++v) sums[r][v] = T::multiply_add(sums[r][v], x[r], b[v]);
+    sums.add(x, 1, b);
   }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < PANEL_VECTORS; ++v) out[r][v] = sums[r][v];
+  sums.each([&](int r, int v, Floats sum) __attribute__((always_inline)) { out[r][v] = sum; });
 }
 
 // Calls f with `rows` as a constant.

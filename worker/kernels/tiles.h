@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 
 #include "vec.h"
 
@@ -173,14 +174,41 @@ void pack_values(Row row, int n, int columns, uint32_t* tile) {
   }
 }
 
-// All 0. Unrolled, or it would become a call of memset and a trip through memory for every tile.
-template <int R, int N>
-[[gnu::always_inline]] inline void clear(Floats (&sums)[R][N]) {
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-    for (int v = 0; v < N; ++v) sums[r][v] = Floats{};
+// f(0), f(1), .. with constants: sums that are named by constants alone stay in registers.
+template <int COUNT, class F>
+[[gnu::always_inline]] inline void unrolled(F f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<int, I>{}), ...);
+  }(std::make_integer_sequence<int, COUNT>{});
 }
+
+// The sums of R rows of products by N vectors.
+template <class T, int R, int N>
+class Accumulator {
+ public:
+  [[gnu::always_inline]] Accumulator() {
+    unrolled<R * N>([&](auto i) __attribute__((always_inline)) { sums_[i] = Floats{}; });
+  }
+  // Row r is at a[r * stride].
+  [[gnu::always_inline]] void add(const uint32_t* a, int64_t stride, const Words (&b)[N]) {
+    unrolled<R * N>([&](auto i) __attribute__((always_inline)) {
+      sums_[i] = T::multiply_add(sums_[i], a[i / N * stride], b[i % N]);
+    });
+  }
+  // f(row, vector, sum) for all of them.
+  template <class F>
+  [[gnu::always_inline]] void each(F f) const {
+    unrolled<R * N>([&](auto i) __attribute__((always_inline)) { f(i / N, i % N, sums_[i]); });
+  }
+  [[gnu::always_inline]] void put(float* out, int64_t stride) const {
+    each([&](int r, int v, Floats sum) __attribute__((always_inline)) {
+      store(out + r * stride + v * LANES, sum);
+    });
+  }
+
+ private:
+  Floats sums_[R * N];
+};
 
 // The three products are functions of their own: inlined into what calls them, for every number of
 // rows, they would be short of registers.
@@ -188,59 +216,47 @@ template <int R, int N>
 // out[r][i] = a_r · key_i for the TILE_KEYS keys of a tile. `a` is packed [words][R]. `between` is
 // called again and again: there is time for a load between the products.
 template <class T, int R, class Between>
-[[gnu::noinline]] void dot_tile(const uint32_t* a, const uint32_t* keys, int words, float* out, int64_t out_stride,
-              Between between) {
-  Floats acc[R][VECTORS];
-  clear(acc);
+[[gnu::noinline]] void dot_tile(const uint32_t* a, const uint32_t* keys, int words, float* out,
+                                int64_t out_stride, Between between) {
+  Accumulator<T, R, VECTORS> sums;
   for (int w = 0; w < words; ++w, a += R, keys += TILE_KEYS) {
     between();
     Words b[VECTORS];
     for (int v = 0; v < VECTORS; ++v) b[v] = load_words(keys + v * LANES);
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < VECTORS; ++v) acc[r][v] = T::multiply_add(acc[r][v], a[r], b[v]);
+    sums.add(a, 1, b);
   }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < VECTORS; ++v) store(out + r * out_stride + v * LANES, acc[r][v]);
+  sums.put(out, out_stride);
 }
 
 // out[r][c] = sum over i of p[r][i] * value_i[c], for LANES * N columns and `words` words of rows.
 template <class T, int R, int N, class Between>
-[[gnu::noinline]] void mix_tile(const uint32_t* p, int64_t p_stride, const uint32_t* values, int64_t value_stride,
-              int words, float* out, int64_t out_stride, Between between) {
-  Floats acc[R][N];
-  clear(acc);
-  for (int w = 0; w < words; ++w, values += value_stride) {
+[[gnu::noinline]] void mix_tile(const uint32_t* p, int64_t p_stride, const uint32_t* values,
+                                int64_t value_stride, int words, float* out, int64_t out_stride,
+                                Between between) {
+  Accumulator<T, R, N> sums;
+  for (int w = 0; w < words; ++w, ++p, values += value_stride) {
     between();
     Words b[N];
     for (int v = 0; v < N; ++v) b[v] = load_words(values + v * LANES);
-    for (int r = 0; r < R; ++r) {
-      const uint32_t a = p[r * p_stride + w];
-      for (int v = 0; v < N; ++v) acc[r][v] = T::multiply_add(acc[r][v], a, b[v]);
-    }
+    sums.add(p, p_stride, b);
   }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < N; ++v) store(out + r * out_stride + v * LANES, acc[r][v]);
+  sums.put(out, out_stride);
 }
 
 // The same over values where they lie, TILE_KEYS columns of n rows: for a few rows of weights packing
 // would be a detour. `row(i)` is where row i begins.
 template <class T, int R, class Row, class Between>
-[[gnu::noinline]] void mix_rows(const uint32_t* p, int64_t p_stride, Row row, int n, int words, float* out,
-              int64_t out_stride, Between between) {
-  Floats acc[R][VECTORS];
-  clear(acc);
-  for (int w = 0; w < words; ++w) {
+[[gnu::noinline]] void mix_rows(const uint32_t* p, int64_t p_stride, Row row, int n, int words,
+                                float* out, int64_t out_stride, Between between) {
+  Accumulator<T, R, VECTORS> sums;
+  for (int w = 0; w < words; ++w, ++p) {
     between();
     const int i = w * T::PER_WORD;
     Words b[VECTORS];
     value_words(T{}, row(i), i + 1 < n ? row(i + 1) : nullptr, b);
-    for (int r = 0; r < R; ++r) {
-      const uint32_t a = p[r * p_stride + w];
-      for (int v = 0; v < VECTORS; ++v) acc[r][v] = T::multiply_add(acc[r][v], a, b[v]);
-    }
+    sums.add(p, p_stride, b);
   }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < VECTORS; ++v) store(out + r * out_stride + v * LANES, acc[r][v]);
+  sums.put(out, out_stride);
 }
 
 // All columns of a value tile.
