@@ -55,20 +55,28 @@ inline uint32_t as_bits(float x) {
 // NaNs in b are ignored.
 inline Floats larger(Floats a, Floats b) { return b > a ? b : a; }
 
-// Lane by lane in a fixed order, so that a sum never depends on who computes it.
+// In a fixed order, halves upon halves, so that a sum never depends on who computes it.
 inline float sum_lanes(Floats x) {
+#ifdef ANTIPHON_AVX512
+  return _mm512_reduce_add_ps((__m512)x);
+#else
   float s[LANES];
   store(s, x);
   for (int step = LANES / 2; step > 0; step /= 2)
     for (int i = 0; i < step; ++i) s[i] += s[i + step];
   return s[0];
+#endif
 }
 inline float max_lanes(Floats x) {
+#ifdef ANTIPHON_AVX512
+  return _mm512_reduce_max_ps((__m512)x);
+#else
   float s[LANES];
   store(s, x);
   for (int step = LANES / 2; step > 0; step /= 2)
     for (int i = 0; i < step; ++i) s[i] = s[i + step] > s[i] ? s[i + step] : s[i];
   return s[0];
+#endif
 }
 
 // 2^x to about two units in the last place; 0 below -126, NaN stays NaN, x above 126 saturates.
