@@ -110,6 +110,8 @@ def _add_operations(commands: Any) -> None:  # opaque: argparse's subparsers
 def _serve(args: argparse.Namespace) -> int:
     import asyncio
 
+    import uvloop
+
     from core import env, log
 
     env.set_default("GRPC_VERBOSITY", "ERROR")  # Ray forks beside our gRPC threads, harmlessly
@@ -120,14 +122,14 @@ def _serve(args: argparse.Namespace) -> int:
     from cluster.serve import serve
 
     try:
-        asyncio.run(serve(config, _say))
+        uvloop.run(serve(config, _say))
     except asyncio.CancelledError:  # SIGTERM while it started
         return INTERRUPTED
     return 0
 
 
 def _router(args: argparse.Namespace) -> int:
-    import asyncio
+    import uvloop
 
     from core import log
 
@@ -136,7 +138,7 @@ def _router(args: argparse.Namespace) -> int:
 
     from cluster.join import join
 
-    asyncio.run(join(config, args.join, _say, key=remote.key_of(args), ca=args.ca))
+    uvloop.run(join(config, args.join, _say, key=remote.key_of(args), ca=args.ca))
     return 0
 
 
