@@ -13,6 +13,8 @@ class Clock(Protocol):
 
     def epoch(self) -> float: ...
 
+    def sleep(self, seconds: float) -> None: ...
+
 
 class RealClock:
     """The machine's clocks."""
@@ -22,6 +24,9 @@ class RealClock:
 
     def epoch(self) -> float:
         return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
 
 
 class VirtualClock:
@@ -35,6 +40,9 @@ class VirtualClock:
 
     def epoch(self) -> float:
         return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
         assert seconds >= 0, seconds

@@ -5,12 +5,13 @@
 
 Two processes on this machine, Mooncake over TCP, the pool of SmolLM2 (30 layers, K and V, 3 heads
 of 64 bf16 numbers: 23,424 bytes a token in six blocks, of which 384 are padding). "raw" is one
-write of one contiguous block of as many bytes, in the same kind of memory, by an engine in the same
-process. A turn of each kind follows the other, so that a busy machine slows both. Ours counts from
-the first push to the decode rank's Ready, with the messages over a pipe; raw to the return of the
-write. Of all turns the fastest quarter's slowest counts: medians measure what else the machine
-does. "under traffic" are the slots that such a prompt gets on a prefill and on a decode rank whose
-pools have long been full (bench.micro.churn), another prompt in each turn, pushed in chunks.
+call of Mooncake's transfer_sync_write for one contiguous block of as many bytes, in the same kind
+of memory, by an engine in the same process. A turn of each kind follows the other, so that a busy
+machine slows both. Ours counts from the first push to the decode rank's Ready, with the messages
+over a pipe; raw to the return of the write. Of all turns the fastest quarter's slowest counts:
+medians measure what else the machine does. "under traffic" are the slots that such a prompt gets
+on a prefill and on a decode rank whose pools have long been full (bench.micro.churn), another
+prompt in each turn, pushed in chunks.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from core.wire import Int32Array, Role, pack_ids, unpack_ids
 from disagg.geometry import PageGeometry, copies
 from disagg.receiver import Ready, Receiver
 from disagg.sender import Sender
-from disagg.transport.base import TRANSPORTS, Copy, MemoryRegion
-from disagg.transport.mooncake_inline import InlineMooncakeTransport
+from disagg.transport.base import TRANSPORTS, MemoryRegion
+from disagg.transport.mooncake_engine import fresh_engine
 
 BLOCKS = tuple(block.slot_bytes for block in SMOLLM.spec(layers=30).kv_blocks(2))
 GEOMETRY = PageGeometry(kind="mha", slot_bytes=BLOCKS, dtype="bfloat16", revision="bench")
@@ -59,19 +60,19 @@ class Pool:
         self.base = self.block.address
         self.transport = TRANSPORTS.load(transport)(HOST)
         self.transport.register([MemoryRegion(memory.address, memory.length, memory.file)])
-        self.raw = InlineMooncakeTransport(HOST)
-        self.raw.register([MemoryRegion(self.base, block_bytes)])
+        self.engine = fresh_engine(HOST, "tcp", "", ())
+        self.engine.register(self.base, block_bytes)
 
     def close(self) -> None:
         self.transport.close()
-        self.raw.close()
+        self.engine.end()
 
 
 def decode_rank(pipe: Connection, block_bytes: int, transport: str) -> None:
     """Announce the slots that are sent and hear Done, until the pipe closes."""
     pool = Pool(block_bytes, transport)
     receiver = Receiver(pool.transport, GEOMETRY, pool.bases, lambda _, data: pipe.send_bytes(data))
-    pipe.send_bytes(f"{pool.raw.address} {pool.base}".encode())
+    pipe.send_bytes(f"{pool.engine.address} {pool.base}".encode())
     try:
         while True:
             order = pipe.recv_bytes()
@@ -153,8 +154,12 @@ class Bench:
         """Seconds of one contiguous write of as many bytes."""
         size = tokens * GEOMETRY.token_bytes
         began = self._clock.now()
-        self._pool.raw.write(self._target, [Copy(self._pool.base, self._base, size)])
-        return self._clock.now() - began
+        code = self._pool.engine.raw.transfer_sync_write(
+            self._target, self._pool.base, self._base, size
+        )
+        took_s = self._clock.now() - began
+        assert code == 0, code
+        return took_s
 
     def handoff(self, case: Case, turn: int) -> float:
         """Seconds from the first push to the decode rank's Ready, with the room claimed before."""
