@@ -110,8 +110,6 @@ def _add_operations(commands: Any) -> None:  # opaque: argparse's subparsers
 def _serve(args: argparse.Namespace) -> int:
     import asyncio
 
-    import uvloop
-
     from core import env, log
 
     env.set_default("GRPC_VERBOSITY", "ERROR")  # Ray forks beside our gRPC threads, harmlessly
@@ -122,14 +120,14 @@ def _serve(args: argparse.Namespace) -> int:
     from cluster.serve import serve
 
     try:
-        uvloop.run(serve(config, _say))
+        asyncio.run(serve(config, _say))
     except asyncio.CancelledError:  # SIGTERM while it started
         return INTERRUPTED
     return 0
 
 
 def _router(args: argparse.Namespace) -> int:
-    import uvloop
+    import asyncio
 
     from core import log
 
@@ -138,7 +136,7 @@ def _router(args: argparse.Namespace) -> int:
 
     from cluster.join import join
 
-    uvloop.run(join(config, args.join, _say, key=remote.key_of(args), ca=args.ca))
+    asyncio.run(join(config, args.join, _say, key=remote.key_of(args), ca=args.ca))
     return 0
 
 
