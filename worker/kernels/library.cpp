@@ -155,12 +155,13 @@ Tensor linear_rows(const Tensor& x, const Tensor& weight, int64_t outer,
   return out;
 }
 
-// onto += x weightᵀ + bias.
+// onto += x weightᵀ + bias. `x` must be other memory: it is still read when the first sums are there.
 void linear_onto(Tensor& onto, const Tensor& x, const Tensor& weight,
                  const std::optional<Tensor>& bias, const std::optional<Tensor>& norm, double eps) {
   check(x, x, 2);
   check(onto, x, 2);
   TORCH_CHECK(onto.size(0) == x.size(0), "rows do not fit");
+  TORCH_CHECK(!onto.is_alias_of(x), "a product cannot be added to the rows that it is made of");
   multiply(x, weight, onto, onto.size(1), {{0, 0, x.size(0)}}, {Into::ADD, bias, norm, eps});
 }
 

@@ -139,6 +139,9 @@ def test_what_does_not_fit_is_refused():
         kernels.linear_onto(torch.randn(3, 40), x, packed, None)
     with pytest.raises(RuntimeError, match="packed weight"):
         kernels.linear_onto(torch.randn(2, 73), x, packed, None)
+    square = kernels.pack_linear(torch.randn(64, 64))
+    with pytest.raises(RuntimeError, match="rows that it is made of"):
+        kernels.linear_onto(x, x, square, None)
     with pytest.raises(RuntimeError, match="two halves"):
         kernels.pack_linear(torch.randn(41, 64), True)
     with pytest.raises(RuntimeError, match="two halves"):
